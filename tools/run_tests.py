@@ -103,8 +103,8 @@ def run_gtest(command, env, log, timeout_s):
     code = run(command, env | {"GTEST_OUTPUT": f"json:{report}"}, log, timeout_s)
     if report.exists():
         outcome = from_report(json.loads(report.read_text()))
-        # A sanitizer that complains after the last test, for one, shows in the exit code alone.
-        if code != 0 and not outcome.failures:
+        # GoogleTest's own codes are 0 and 1; a sanitizer that complains after the last test shows in the code alone.
+        if code != (1 if outcome.failures else 0):
             outcome.failures.append(("after the last test", f"{describe_exit(code, timeout_s)}\n{tail(log)}"))
         return outcome
     text = log.read_text(errors="replace")

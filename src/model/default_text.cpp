@@ -2,23 +2,23 @@
 
 // The assembler reads the file (ISOMER_DEFAULT_TEXT, set by CMake), so that the compiler need not parse it.
 asm(".pushsection .rodata\n"
-    "isomer_default_text_begin:\n"
+    "kIsomerTextBegin:\n"
     ".incbin \"" ISOMER_DEFAULT_TEXT
     "\"\n"
-    "isomer_default_text_end:\n"
+    "kIsomerTextEnd:\n"
     ".popsection\n"
-    ".globl isomer_default_text_begin, isomer_default_text_end\n"
-    ".hidden isomer_default_text_begin, isomer_default_text_end\n");
+    ".globl kIsomerTextBegin, kIsomerTextEnd\n"
+    ".hidden kIsomerTextBegin, kIsomerTextEnd\n");
 
 extern "C" {
-[[gnu::visibility("hidden")]] extern const char isomer_default_text_begin[];
-[[gnu::visibility("hidden")]] extern const char isomer_default_text_end[];
+[[gnu::visibility("hidden")]] extern const char kIsomerTextBegin[];
+[[gnu::visibility("hidden")]] extern const char kIsomerTextEnd[];
 }
 
 namespace isomer {
 
 std::string_view default_text() {
-  return {isomer_default_text_begin, static_cast<std::size_t>(isomer_default_text_end - isomer_default_text_begin)};
+  return {kIsomerTextBegin, static_cast<std::size_t>(kIsomerTextEnd - kIsomerTextBegin)};
 }
 
 }  // namespace isomer
