@@ -30,10 +30,7 @@ void sync_gradients(RankContext& ctx, const MlaLayer& layer, MlaGradients& gradi
   if (ctx.comm().size() == 1) return;
   const bool own_heads_only = gradients.kv_b_heads.count != layer.heads();
   gradients.tensors.for_each([&](std::string_view name, Tensor& gradient) {
-    if (!gradient || (own_heads_only && gradient.shape() == gradients.tensors.kv_b_proj.shape() &&
-                      gradient.raw_storage() == gradients.tensors.kv_b_proj.raw_storage())) {
-      return;
-    }
+    if (&gradient == &gradients.tensors.kv_b_proj && own_heads_only) return;
     ctx.comm().all_reduce(name, gradient);
   });
   if (own_heads_only) gather_up_projection_gradient(ctx, layer, gradients);
