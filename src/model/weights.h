@@ -76,6 +76,17 @@ Shape mla_tensor_shape(const ModelConfig& config, std::string_view name);
 MlaWeights seeded_mla_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, bool shape_only = false,
                               std::int64_t layer = 0);
 
+/// One layer's attention block from a checkpoint, each tensor held against the configuration. Optional tensors are
+/// taken as they stand in the file, but a kv_a_layernorm must stand exactly if config.kv_a_layernorm says so: without
+/// it the model talks nonsense in silence. Where dtypes agree the tensors are read-only views of the file. Throws
+/// isomer::Error naming tensor, shape and what was expected.
+MlaWeights load_mla_weights(const Checkpoint& checkpoint, const ModelConfig& config, std::int64_t layer, DType dtype);
+
+/// Rows of model.embed_tokens: [num_tokens, hidden]; only these are read. Throws std::invalid_argument for an id
+/// outside the vocabulary.
+Tensor load_embedding_rows(const Checkpoint& checkpoint, const ModelConfig& config,
+                           std::span<const std::int64_t> token_ids, DType dtype);
+
 /// N(0, stddev²), named as in the memory record.
 Tensor seeded_tensor(std::uint64_t seed, std::string_view name, Shape shape, DType dtype, double stddev = 1,
                      bool shape_only = false);
