@@ -85,6 +85,7 @@ class Communicator {
 
  private:
   struct Impl;
+  explicit Communicator(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -86,6 +86,24 @@ Tensor Tensor::slice(int axis, std::int64_t begin, std::int64_t length) const {
   return view;
 }
 
+Tensor Tensor::strided_slice(int axis, std::int64_t begin, std::int64_t length, std::int64_t step) const {
+  const auto a = static_cast<std::size_t>(axis < 0 ? axis + dim() : axis);
+  ISOMER_CHECK(begin >= 0 && length >= 0 && step >= 1 && (length == 0 || begin + (length - 1) * step < shape_.at(a)),
+               "{} indices from {} in steps of {} on axis {} of {}", length, begin, step, axis, to_string(shape_));
+  Tensor view = *this;
+  view.offset_ += begin * strides_[a];
+  view.shape_[a] = length;
+  view.strides_[a] *= step;
+  return view;
+}
+
+Tensor Tensor::broadcast(int axis, std::int64_t count) const {
+  Tensor view = *this;
+  view.shape_.insert(view.shape_.begin() + axis, count);
+  view.strides_.insert(view.strides_.begin() + axis, 0);
+  return view;
+}
+
 Tensor Tensor::select(int axis, std::int64_t index) const {
   const auto a = static_cast<std::size_t>(axis < 0 ? axis + dim() : axis);
   Tensor view = slice(static_cast<int>(a), index, 1);

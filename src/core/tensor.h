@@ -79,6 +79,10 @@ class Tensor {
 
   // Views: no copy, the same storage.
   Tensor slice(int axis, std::int64_t begin, std::int64_t length) const;
+  /// Every step-th index of `axis` from `begin` on, `length` of them.
+  Tensor strided_slice(int axis, std::int64_t begin, std::int64_t length, std::int64_t step) const;
+  /// The same elements `count` times along a new axis of stride 0, inserted at `axis`. Read-only by convention.
+  Tensor broadcast(int axis, std::int64_t count) const;
   /// Removes `axis` at `index`.
   Tensor select(int axis, std::int64_t index) const;
   Tensor transpose(int axis_a, int axis_b) const;

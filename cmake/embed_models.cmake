@@ -1,0 +1,25 @@
+# Writes the descriptions in models/ into a C++ file, so that the program has them wherever it runs.
+# Arguments: OUTPUT, FILES (separated by '|').
+string(REPLACE "|" ";" files "${FILES}")
+set(rows "")
+foreach(file ${files})
+  get_filename_component(name ${file} NAME)
+  string(REGEX REPLACE "\\.json$" "" name "${name}")
+  file(READ ${file} text)
+  string(APPEND rows "      {\"${name}\", R\"isomer(${text})isomer\"},\n")
+endforeach()
+file(WRITE ${OUTPUT}.new "// Generated from models/*.json.
+#include \"model/builtin_models.h\"
+
+namespace isomer {
+
+std::span<const BuiltinModel> builtin_models() {
+  static constexpr BuiltinModel kModels[] = {
+${rows}  };
+  return kModels;
+}
+
+}  // namespace isomer
+")
+file(COPY_FILE ${OUTPUT}.new ${OUTPUT} ONLY_IF_DIFFERENT)
+file(TOUCH ${OUTPUT})

@@ -1,0 +1,54 @@
+#include "comm/dry/dry_transport.h"
+
+namespace isomer {
+
+Baton::Baton(int num_ranks) {
+  for (int rank = 0; rank < num_ranks; ++rank) waiting_.insert(rank);
+}
+
+void Baton::acquire(int rank) {
+  std::unique_lock lock(mutex_);
+  waiting_.insert(rank);
+  changed_.wait(lock, [&] { return !held_ && *waiting_.begin() == rank; });
+  waiting_.erase(rank);
+  held_ = true;
+}
+
+void Baton::release() {
+  std::lock_guard lock(mutex_);
+  held_ = false;
+  changed_.notify_all();
+}
+
+void Baton::skip_from(int rank) {
+  std::lock_guard lock(mutex_);
+  waiting_.erase(waiting_.lower_bound(rank), waiting_.end());
+  changed_.notify_all();
+}
+
+Latest DryTransport::exchange(const Call& call) {
+  if (!call.control) return {};
+  const int world_rank = control_->world_rank(rank());
+  World& world = control_->world();
+  baton_.release();
+  const auto take_turn = [&] {
+    world.begin_wait(world_rank, nullptr);
+    baton_.acquire(world_rank);
+    world.end_wait(world_rank);
+  };
+  try {
+    control_->exchange(call);
+  } catch (...) {
+    take_turn();
+    throw;
+  }
+  take_turn();
+  return {};
+}
+
+std::shared_ptr<Transport> DryTransport::subgroup(const std::vector<int>& members, int id) {
+  auto control = std::static_pointer_cast<ThreadsTransport>(control_->subgroup(members, id));
+  return std::make_shared<DryTransport>(std::move(control), baton_);
+}
+
+}  // namespace isomer

@@ -1,0 +1,98 @@
+// What the ranks of one process know of each other: who runs, waits, left or failed; and the signs of life by which a
+// rank that waits tells a slow peer from a stalled one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/transport.h"
+
+namespace isomer {
+
+class ThreadsGroup;
+
+class World {
+ public:
+  World(int num_ranks, double timeout_s);
+
+  int num_ranks() const { return static_cast<int>(ranks_.size()); }
+  double timeout_s() const { return timeout_s_; }
+
+  /// The rank runs from here on; `heartbeat` must live until it leaves.
+  void join(int rank, const std::atomic<std::uint64_t>& heartbeat);
+  void leave(int rank);
+
+  /// The first failure ends the run: `reason` is what the peers' errors say of it ("rank 0 threw: …"), `error` what
+  /// run_group rethrows, null while the rank unwinds.
+  void fail(int rank, std::string reason, std::exception_ptr error);
+  /// What `rank` threw, now that it is known; the same as fail if the run has not failed, nothing if another did.
+  void explain(int rank, std::string reason, std::exception_ptr error);
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string reason() const;
+  std::exception_ptr error() const;
+
+  /// Brackets the time in which `rank` waits for peers inside `call` (null: for its turn in a dry run).
+  void begin_wait(int rank, const Call* call);
+  void end_wait(int rank);
+  /// A call of this rank is complete, which is a sign of life.
+  void completed(int rank);
+
+  bool has_left(int rank) const;
+  bool is_waiting(int rank) const;
+  /// What rank waits in, for errors: " (in all_gather 'k' (forward))", or nothing.
+  std::string doing(int rank) const;
+  std::uint64_t beat(int rank) const;
+  /// Changes while any rank gets anywhere.
+  std::uint64_t progress() const;
+
+  /// The group of these world ranks; the same object for all who ask while one of them holds it.
+  std::shared_ptr<ThreadsGroup> group(int id, const std::vector<int>& members);
+
+ private:
+  struct Rank {
+    mutable std::mutex mutex;
+    const std::atomic<std::uint64_t>* heartbeat = nullptr;
+    std::uint64_t last_heartbeat = 0;  // of a rank that has left
+    std::uint64_t completed = 0;
+    const Call* waits_in = nullptr;
+    bool waiting = false;
+    bool left = false;
+  };
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  double timeout_s_;
+  mutable std::mutex mutex_;
+  std::map<std::pair<int, std::vector<int>>, std::weak_ptr<ThreadsGroup>> groups_;
+  std::atomic<bool> failed_{false};
+  int failed_rank_ = -1;
+  std::string reason_;
+  std::exception_ptr error_;
+};
+
+/// Watches the peers that one waiting call misses.
+class StallWatch {
+ public:
+  explicit StallWatch(const World& world) : world_(world) {}
+  /// Why to give up waiting for `rank`: the run failed, it left, or it has stalled. Empty: wait on.
+  std::string verdict(int rank);
+
+ private:
+  struct Seen {
+    std::uint64_t value = 0;
+    double since_s = 0;
+  };
+  /// Seconds since `value` was first seen unchanged.
+  static double age_s(Seen& seen, std::uint64_t value, double now_s);
+
+  const World& world_;
+  std::map<int, Seen> beats_;
+  Seen progress_;
+};
+
+}  // namespace isomer

@@ -1,0 +1,2 @@
+#define ISOMER_TARGET avx2
+#include "kernels/cpu/elementwise_impl.h"

@@ -1,0 +1,2 @@
+#define ISOMER_TARGET baseline
+#include "kernels/cpu/elementwise_impl.h"

@@ -1,0 +1,35 @@
+// One single-threaded matrix product of a library. Primitives are cached by shape, strides and types.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/dtype.h"
+
+namespace isomer::cpu {
+
+struct GemmOperand {
+  const void* data;
+  std::int64_t ld;  // distance of rows, or of columns where transposed
+  bool transposed;  // unit stride along the first axis
+};
+
+struct GemmParams {
+  std::int64_t m, n, k;
+  DType in, out;
+  GemmOperand a;  // [m, k]
+  GemmOperand b;  // [k, n]
+  void* c;        // [m, n], unit stride along n
+  std::int64_t ldc;
+  bool accumulate;
+};
+
+/// c (+)= a·b on the calling thread.
+void gemm(const GemmParams& params);
+std::string describe_gemm(DType in, DType out);
+
+/// Makes OpenMP regions inside libraries run on the calling thread alone; without it oneDNN called from own threads
+/// falls to a third of its speed. Idempotent and cheap; every thread that calls a library runs it once.
+void use_one_library_thread();
+
+}  // namespace isomer::cpu

@@ -1,0 +1,82 @@
+#include "kernels/matmul.h"
+
+#include <algorithm>
+
+#include "cost/op_cost.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/dispatch.h"
+
+namespace isomer {
+
+namespace {
+
+// A tile amortises the packing of its operands and still gives two threads something to share.
+constexpr std::int64_t kTileM = 512;
+constexpr std::int64_t kTileN = 1024;
+
+bool strides_fit(const Tensor& t) {
+  const bool row_major = t.stride(-1) == 1 || t.size(-1) == 1;
+  const bool column_major = t.stride(-2) == 1 || t.size(-2) == 1;
+  return row_major || column_major;
+}
+
+void validate(std::string_view name, const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate) {
+  ISOMER_CHECK(a.dim() == b.dim() && b.dim() == c.dim() && (a.dim() == 2 || a.dim() == 3), "{}: {} · {} → {}", name,
+               to_string(a.shape()), to_string(b.shape()), to_string(c.shape()));
+  ISOMER_CHECK(a.size(-1) == b.size(-2) && a.size(-2) == c.size(-2) && b.size(-1) == c.size(-1), "{}: {} · {} → {}",
+               name, to_string(a.shape()), to_string(b.shape()), to_string(c.shape()));
+  ISOMER_CHECK(a.dim() == 2 || (a.size(0) == c.size(0) && b.size(0) == c.size(0)), "{}: batches of {} · {} → {}", name,
+               to_string(a.shape()), to_string(b.shape()), to_string(c.shape()));
+  ISOMER_CHECK(strides_fit(a) && strides_fit(b), "{}: operand strides {} and {}", name, to_string(a.strides()),
+               to_string(b.strides()));
+  ISOMER_CHECK(c.size(-1) <= 1 || c.stride(-1) == 1, "{}: result strides {}", name, to_string(c.strides()));
+  ISOMER_CHECK(
+      a.dtype() == b.dtype() && (c.dtype() == a.dtype() || (a.dtype() == DType::bf16 && c.dtype() == DType::f32)),
+      "{}: {} · {} → {}", name, name_of(a.dtype()), name_of(b.dtype()), name_of(c.dtype()));
+  ISOMER_CHECK(!accumulate || c.dtype() != DType::bf16, "{}: accumulation into bf16", name);
+}
+
+Tensor at_batch(const Tensor& t, std::int64_t index) { return t.dim() == 3 ? t.select(0, index) : t; }
+
+cpu::GemmOperand operand(const Tensor& t) {
+  // A side of size 1 makes its stride meaningless; libraries want the unit stride on the other one.
+  const bool row_major = (t.stride(-1) == 1 && (t.size(-1) > 1 || t.stride(-2) != 1)) || t.size(-2) == 1;
+  if (row_major) return {t.raw(), t.size(-2) == 1 ? t.size(-1) : t.stride(-2), false};
+  return {t.raw(), t.size(-1) == 1 ? t.size(-2) : t.stride(-1), true};
+}
+
+}  // namespace
+
+void matmul(RankContext& ctx, std::string_view name, const Tensor& a, const Tensor& b, const Tensor& c,
+            bool accumulate) {
+  validate(name, a, b, c, accumulate);
+  const std::int64_t batch = c.dim() == 3 ? c.size(0) : 1;
+  const std::int64_t m = c.size(-2), n = c.size(-1), k = a.size(-1);
+  run_kernel(ctx, name, matmul_cost(batch, m, n, k, a.dtype(), c.dtype()), [&] {
+    const std::int64_t tiles_m = (m + kTileM - 1) / kTileM;
+    const std::int64_t tiles_n = (n + kTileN - 1) / kTileN;
+    ctx.threads().parallel_for(batch * tiles_m * tiles_n, [&](std::int64_t task, int) {
+      const std::int64_t begin_n = task % tiles_n * kTileN;
+      const std::int64_t begin_m = task / tiles_n % tiles_m * kTileM;
+      const std::int64_t index = task / (tiles_n * tiles_m);
+      const std::int64_t rows = std::min(kTileM, m - begin_m), columns = std::min(kTileN, n - begin_n);
+      const Tensor tile_a = at_batch(a, index).slice(0, begin_m, rows);
+      const Tensor tile_b = at_batch(b, index).slice(1, begin_n, columns);
+      const Tensor tile_c = at_batch(c, index).slice(0, begin_m, rows).slice(1, begin_n, columns);
+      cpu::gemm({.m = rows,
+                 .n = columns,
+                 .k = k,
+                 .in = a.dtype(),
+                 .out = c.dtype(),
+                 .a = operand(tile_a),
+                 .b = operand(tile_b),
+                 .c = tile_c.raw(),
+                 .ldc = rows == 1 ? columns : tile_c.stride(0),
+                 .accumulate = accumulate});
+    });
+  });
+}
+
+std::string describe_matmul(DType in, DType out) { return cpu::describe_gemm(in, out); }
+
+}  // namespace isomer

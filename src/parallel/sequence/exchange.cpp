@@ -1,0 +1,82 @@
+#include "parallel/sequence/exchange.h"
+
+#include "comm/communicator.h"
+#include "kernels/elementwise.h"
+
+namespace isomer {
+
+namespace {
+
+/// A framework's all-to-all takes contiguous buffers only; the lean path sends the strided view itself.
+Tensor as_sent(RankContext& ctx, FunctionScope& scope, std::string_view name, const Tensor& view) {
+  if (ctx.memory_policy() == MemoryPolicy::lean || view.is_contiguous()) return view;
+  Tensor packed = ctx.empty(fmt::format("{} packed", name), MemoryClass::communication, view.dtype(), view.shape());
+  copy(ctx, "pack", view, packed);
+  Tensor kept = packed;
+  scope.release(std::move(kept));
+  return packed;
+}
+
+}  // namespace
+
+Tensor tokens_to_heads(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& local,
+                       MemoryClass memory_class) {
+  if (tokens.num_ranks == 1) return local;
+  FunctionScope scope(ctx);
+  const HeadShards heads{local.size(1), tokens.num_ranks};
+  const Tensor result =
+      ctx.empty(name, memory_class, local.dtype(), {tokens.total_rows(), heads.per_rank(), local.size(2)});
+  std::vector<Tensor> send, receive;
+  for (int peer = 0; peer < tokens.num_ranks; ++peer) {
+    const IndexRange theirs = heads.heads(peer), rows = tokens.rows(peer);
+    send.push_back(as_sent(ctx, scope, name, local.slice(1, theirs.begin, theirs.count)));
+    receive.push_back(result.slice(0, rows.begin, rows.count));
+  }
+  ctx.comm().all_to_all(name, send, receive);
+  return result;
+}
+
+Tensor heads_to_tokens(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& by_heads,
+                       MemoryClass memory_class) {
+  if (tokens.num_ranks == 1) return by_heads;
+  FunctionScope scope(ctx);
+  const HeadShards heads{by_heads.size(1) * tokens.num_ranks, tokens.num_ranks};
+  const IndexRange mine = tokens.rows(ctx.comm().rank());
+  const Tensor result = ctx.empty(name, memory_class, by_heads.dtype(), {mine.count, heads.num_heads, by_heads.size(2)});
+  std::vector<Tensor> send, receive;
+  for (int peer = 0; peer < tokens.num_ranks; ++peer) {
+    const IndexRange rows = tokens.rows(peer), theirs = heads.heads(peer);
+    send.push_back(as_sent(ctx, scope, name, by_heads.slice(0, rows.begin, rows.count)));
+    receive.push_back(result.slice(1, theirs.begin, theirs.count));
+  }
+  ctx.comm().all_to_all(name, send, receive);
+  return result;
+}
+
+Tensor gather_rows(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& local,
+                   MemoryClass memory_class) {
+  if (tokens.num_ranks == 1) return local;
+  const Tensor result = ctx.empty(name, memory_class, local.dtype(), {tokens.total_rows(), local.size(1)});
+  std::vector<Tensor> receive;
+  for (int peer = 0; peer < tokens.num_ranks; ++peer) {
+    const IndexRange rows = tokens.rows(peer);
+    receive.push_back(result.slice(0, rows.begin, rows.count));
+  }
+  ctx.comm().all_gather(name, local, receive);
+  return result;
+}
+
+Tensor scatter_sum_rows(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& partial) {
+  if (tokens.num_ranks == 1) return partial;
+  const IndexRange mine = tokens.rows(ctx.comm().rank());
+  const Tensor result = ctx.empty(name, MemoryClass::workspace, partial.dtype(), {mine.count, partial.size(1)});
+  std::vector<Tensor> send;
+  for (int peer = 0; peer < tokens.num_ranks; ++peer) {
+    const IndexRange rows = tokens.rows(peer);
+    send.push_back(partial.slice(0, rows.begin, rows.count));
+  }
+  ctx.comm().reduce_scatter(name, send, result);
+  return result;
+}
+
+}  // namespace isomer
