@@ -126,7 +126,7 @@ std::map<std::string, std::string> parse_weight_map(std::string_view text, std::
   }
   std::map<std::string, std::string> result;
   for (const auto& [name, file] : found->items()) {
-    const auto complain = [&](std::string_view expected) {
+    const auto complain = [&, &name = name, &file = file](std::string_view expected) {
       const auto at = text.find(fmt::format("\"{}\"", name));
       throw Error(fmt::format("{}: at byte {}: weight_map: '{}' = {}: expected {}", source,
                               at == std::string_view::npos ? 0 : at, printable(name), brief(file), expected));
@@ -189,7 +189,7 @@ void Checkpoint::add_index(const fs::path& index) {
   if (num_tensors == weight_map.size()) return;
   for (const auto& [name, file] : weight_map) {
     const bool there =
-        std::any_of(files_.begin(), files_.end(), [&](const auto& f) { return f.find(name) != nullptr; });
+        std::any_of(files_.begin(), files_.end(), [&name = name](const auto& f) { return f.find(name) != nullptr; });
     if (!there) throw Error(fmt::format("{}: tensor '{}' is not in {}", index.string(), printable(name), file));
   }
 }
