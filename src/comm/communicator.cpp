@@ -150,7 +150,7 @@ struct Communicator::Impl {
     ctx.heartbeat().fetch_add(1, std::memory_order_relaxed);
     call.ready_s = ctx.clock().now_s();
     call.ready_wall_s = wall_clock_s();
-    auto state = std::make_shared<Work::State>(ctx, nullptr, std::move(tensors));
+    auto state = std::make_shared<Work::State>(Work::State{ctx, nullptr, std::move(tensors)});
     if (!ctx.dry_run()) {
       state->request = std::make_shared<Request>(std::move(call), transport);
       line->thread->submit(state->request);
