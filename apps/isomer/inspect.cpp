@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "commands.h"
+#include "apps/isomer/commands.h"
 #include "core/error.h"
 #include "model/checkpoint.h"
 #include "model/config.h"

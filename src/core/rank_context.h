@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -57,6 +58,13 @@ class RankContext {
   /// Counts operations; a peer that waits takes a change for a sign of life.
   std::atomic<std::uint64_t>& heartbeat() { return heartbeat_; }
 
+  /// Shows an intermediate to whoever observes this run (`--dump`); free of cost otherwise.
+  void observe(std::string_view name, const Tensor& tensor) const {
+    if (observer_) observer_(name, tensor);
+  }
+  using Observer = std::function<void(std::string_view, const Tensor&)>;
+  void set_observer(Observer observer) { observer_ = std::move(observer); }
+
   /// New storage of this rank, entered in its memory record; shape-only in a dry run. Contents are undefined.
   Tensor empty(std::string_view name, MemoryClass memory_class, DType dtype, Shape shape);
   /// The same, filled with zeros.
@@ -72,6 +80,7 @@ class RankContext {
   Phase phase_ = Phase::setup;
   std::shared_ptr<Communicator> communicator_;
   std::atomic<std::uint64_t> heartbeat_{0};
+  Observer observer_;
 };
 
 /// Sets a phase for a scope.

@@ -153,11 +153,17 @@ void eager_backward(RankContext& ctx, const AttentionInputs& in, CoreSaved&& sav
 }  // namespace
 
 Tensor attention_core_forward(RankContext& ctx, AttentionCore core, const AttentionInputs& in, CoreSaved& saved) {
-  if (core == AttentionCore::eager) return eager_forward(ctx, in, saved);
+  if (core == AttentionCore::eager) {
+    Tensor result = eager_forward(ctx, in, saved);
+    ctx.observe("core output", result);
+    return result;
+  }
   const std::int64_t num_rows = in.q.size(0), num_heads = in.q.size(1);
   Tensor out = ctx.empty("core output", MemoryClass::saved, in.q.dtype(), {num_rows, num_heads, in.v.size(2)});
   Tensor lse = ctx.empty("lse", MemoryClass::saved, statistic_dtype(in.q.dtype()), {num_heads, num_rows});
   fused_attention_forward(ctx, in, out, lse);
+  ctx.observe("core output", out);
+  ctx.observe("core lse", lse);
   saved.out = out;
   saved.lse = lse;
   return out;

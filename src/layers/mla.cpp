@@ -160,6 +160,8 @@ Projected project_forward(RankContext& ctx, const MlaLayer& layer, const Tensor&
   Tensor q = project_queries(ctx, layer, x_norm, saved);
   Tensor latent = project_latent(ctx, layer, x_norm, saved);
   scope.release(std::move(x_norm));
+  ctx.observe("q", q);
+  ctx.observe("latent", latent);
   return {q, latent};
 }
 

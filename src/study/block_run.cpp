@@ -91,6 +91,9 @@ class BlockRank {
     ctx_.ops().clear();
     ctx_.memory().open_window();
     Times times;
+    if (results != nullptr && options_.dump && !ctx_.dry_run()) {
+      ctx_.set_observer([this](std::string_view name, const Tensor& t) { options_.dump(ctx_.rank(), std::string(name), t); });
+    }
 
     ctx_.comm().barrier();
     ctx_.clock().reset();
@@ -111,6 +114,7 @@ class BlockRank {
     times.waiting = ctx_.clock().waited_s();
     times.kernels = virtual_ ? ctx_.ops().cpu_s() : ctx_.ops().wall_s();
     ctx_.memory().close_window();
+    ctx_.set_observer({});
 
     if (results != nullptr) finish(*results, backward);
     return times;

@@ -142,26 +142,6 @@ bool CompareReport::good() const {
   return std::all_of(schemes.begin(), schemes.end(), [](const SchemeReport& s) { return s.good() || !s.exact; });
 }
 
-BlockData make_block_data(const BlockProblem& problem, MlaWeights weights, const std::string& text, std::uint64_t seed,
-                          bool shape_only) {
-  const std::int64_t rows = problem.seq * problem.batch, hidden = problem.config.hidden_size;
-  BlockData data{.weights = std::move(weights)};
-  data.dy = seeded_tensor(seed, "dy", {rows, hidden}, problem.dtype, 1.0, shape_only);
-  if (shape_only) {
-    data.x = Tensor::unrecorded("x", problem.dtype, {rows, hidden}, true);
-    return data;
-  }
-  // Sequence b reads the text from byte b·seq on; rows are sequence-major.
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(rows));
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int64_t position = row / problem.batch, sequence = row % problem.batch;
-    const auto at = static_cast<std::size_t>(sequence * problem.seq + position) % text.size();
-    ids[static_cast<std::size_t>(row)] = static_cast<unsigned char>(text[at]);
-  }
-  data.x = seeded_embedding_rows(seed, ids, hidden, problem.dtype);
-  return data;
-}
-
 CompareReport compare_schemes(const CompareOptions& options, const BlockData& data,
                               const std::function<void(const std::string&)>& progress) {
   CompareReport report{.options = options};

@@ -60,10 +60,6 @@ struct CompareReport {
   bool good() const;
 };
 
-/// Input data of a block: seeded byte embeddings of `text`, a seeded output gradient.
-BlockData make_block_data(const BlockProblem& problem, MlaWeights weights, const std::string& text, std::uint64_t seed,
-                          bool shape_only);
-
 /// Runs all layouts. `progress` is told what happens next. Under MPI only rank 0's report is complete.
 CompareReport compare_schemes(const CompareOptions& options, const BlockData& data,
                               const std::function<void(const std::string&)>& progress);

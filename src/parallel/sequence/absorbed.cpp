@@ -44,7 +44,7 @@ class Absorbed : public SequenceScheme {
     auto [q, latent] = project_forward(ctx, block.layer, x, saved->project);
     saved->q = tokens_to_heads(ctx, block.tokens, "q", q, MemoryClass::saved);
     scope.release(std::move(q));
-    saved->latent = gather_rows(ctx, block.tokens, "gathered latent", latent, MemoryClass::saved);
+    saved->latent = gather_rows(ctx, block.tokens, "latent", latent, MemoryClass::saved);
     scope.release(std::move(latent));
 
     const auto [w_uk, w_uv] = my_up_projections(ctx, block);

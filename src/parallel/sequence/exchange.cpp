@@ -33,6 +33,7 @@ Tensor tokens_to_heads(RankContext& ctx, const TokenShards& tokens, std::string_
     receive.push_back(result.slice(0, rows.begin, rows.count));
   }
   ctx.comm().all_to_all(name, send, receive);
+  ctx.observe(fmt::format("{} by heads", name), result);
   return result;
 }
 
@@ -50,6 +51,7 @@ Tensor heads_to_tokens(RankContext& ctx, const TokenShards& tokens, std::string_
     receive.push_back(result.slice(1, theirs.begin, theirs.count));
   }
   ctx.comm().all_to_all(name, send, receive);
+  ctx.observe(name, result);
   return result;
 }
 
@@ -63,6 +65,7 @@ Tensor gather_rows(RankContext& ctx, const TokenShards& tokens, std::string_view
     receive.push_back(result.slice(0, rows.begin, rows.count));
   }
   ctx.comm().all_gather(name, local, receive);
+  ctx.observe(fmt::format("{} gathered", name), result);
   return result;
 }
 
@@ -76,6 +79,7 @@ Tensor scatter_sum_rows(RankContext& ctx, const TokenShards& tokens, std::string
     send.push_back(partial.slice(0, rows.begin, rows.count));
   }
   ctx.comm().reduce_scatter(name, send, result);
+  ctx.observe(name, result);
   return result;
 }
 

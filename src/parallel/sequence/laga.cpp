@@ -39,7 +39,7 @@ class Laga : public SequenceScheme {
     auto [q, latent] = project_forward(ctx, block.layer, x, saved->project);
     saved->q = tokens_to_heads(ctx, block.tokens, "q", q, MemoryClass::saved);
     scope.release(std::move(q));
-    saved->latent = gather_rows(ctx, block.tokens, "gathered latent", latent, MemoryClass::saved);
+    saved->latent = gather_rows(ctx, block.tokens, "latent", latent, MemoryClass::saved);
     scope.release(std::move(latent));
 
     const IndexRange my_heads = block.head_shards().heads(ctx.rank());

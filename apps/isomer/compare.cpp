@@ -1,0 +1,242 @@
+// isomer compare: one latent-attention block under every sharding, for real, and an account of all of it.
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "apps/isomer/commands.h"
+#include "apps/isomer/table.h"
+#include "apps/isomer/units.h"
+#include "model/text.h"
+#include "parallel/sequence/scheme.h"
+#include "study/compare.h"
+#include "study/dump.h"
+#include "study/weights_source.h"
+
+namespace isomer {
+
+namespace {
+
+constexpr std::int64_t kMaxSeq = std::int64_t{1} << 30;
+constexpr int kMaxRanks = 4096;
+constexpr std::int64_t kMaxBatch = 1 << 20;
+
+/// The options as typed.
+struct CompareArguments {
+  std::string model = "tiny-mla", schemes = "all", seq = "1024", batch = "1", first_position = "0", dtype = "f32";
+  std::string attention = "fused", backend = "threads", link, memory = "lean", json_file, dump_dir, text_file;
+  std::int64_t layer = 0;
+  int ranks = 0;
+  std::uint64_t seed = 1;
+  double timeout_s = 600;
+  bool dry_run = false;
+};
+
+std::vector<Layout> layouts_of(const std::string& text) {
+  if (text != "all") return parse_layouts(text);
+  std::vector<Layout> layouts;
+  for (const std::string& name : sequence_scheme_names()) layouts.push_back(parse_layout(name));
+  return layouts;
+}
+
+/// --ranks, or the product of the first layout's axes.
+int num_ranks_of(const CompareArguments& arguments, const std::vector<Layout>& layouts) {
+  int ranks = arguments.ranks;
+  if (ranks == 0) {
+    for (const Layout& layout : layouts) ranks = std::max(ranks, layout.innermost().size);
+    if (ranks == 0) ranks = 2;
+  }
+  if (ranks < 1 || ranks > kMaxRanks) invalid_argument("--ranks {}: must lie between 1 and {}", ranks, kMaxRanks);
+  return ranks;
+}
+
+DType parse_dtype(const std::string& text) {
+  if (text == "f32") return DType::f32;
+  if (text == "bf16") return DType::bf16;
+  invalid_argument("--dtype '{}': it takes f32 or bf16", text);
+}
+
+CompareOptions options_of(const CompareArguments& a, ModelConfig config) {
+  CompareOptions options;
+  options.layouts = layouts_of(a.schemes);
+  for (const Layout& layout : options.layouts) make_sequence_scheme(layout);  // refuses unknown names and options
+  options.group.num_ranks = num_ranks_of(a, options.layouts);
+  options.problem.config = std::move(config);
+  options.problem.dtype = parse_dtype(a.dtype);
+  options.problem.seq = parse_count("--seq", a.seq, 1, kMaxSeq);
+  options.problem.batch = parse_count("--batch", a.batch, 1, kMaxBatch);
+  options.problem.first_position = parse_count("--first-position", a.first_position, 0, kMaxSeq);
+  options.problem.core = a.attention == "eager" ? AttentionCore::eager : AttentionCore::fused;
+  options.group.backend = a.backend == "mpi" ? Backend::mpi : Backend::threads;
+  options.group.memory_policy = a.memory == "lean" ? MemoryPolicy::lean : MemoryPolicy::framework_eager;
+  options.group.dry_run = a.dry_run;
+  options.group.timeout_s = a.timeout_s;
+  if (!a.link.empty()) options.group.link = parse_link(a.link);
+  options.seed = a.seed;
+  if (options.problem.config.attention != AttentionKind::mla) {
+    invalid_argument("--model {}: its attention is grouped-query; compare runs latent attention (MLA) models",
+                     options.problem.config.name);
+  }
+  return options;
+}
+
+std::string title_of(const CompareReport& report) {
+  const auto& o = report.options;
+  const auto& c = o.problem.config;
+  std::string text = fmt::format("{}: one attention block, {} tokens × {}, {}, {} ranks ({})", c.name, o.problem.seq,
+                                 o.problem.batch, name_of(o.problem.dtype), o.group.num_ranks,
+                                 o.group.dry_run ? "dry run" : name_of(o.group.backend));
+  text += fmt::format("\n  h {}, d {}, n {}, r {}, v {}, hidden {}{}; weights {}; tokens {}\n", c.num_attention_heads,
+                      c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, c.hidden_size,
+                      c.q_lora_rank > 0 ? fmt::format(", q_lora {}", c.q_lora_rank) : "", o.weights_source, o.text_source);
+  if (o.group.link.emulated) {
+    text += fmt::format("  link emulated: {} and {}/s a rank\n", format_seconds(o.group.link.latency_s),
+                        format_bytes(o.group.link.bandwidth_bytes_per_s));
+  }
+  if (o.problem.first_position + o.problem.seq > c.max_position_embeddings && c.max_position_embeddings > 0) {
+    text += fmt::format("  note: positions up to {} lie beyond the model's {}\n", o.problem.first_position + o.problem.seq,
+                        c.max_position_embeddings);
+  }
+  return text;
+}
+
+std::string agreement(double measured, double predicted, bool agree) {
+  return agree ? "=" : fmt::format("≠ {}", format_bytes(predicted - measured));
+}
+
+std::string main_table(const CompareReport& report) {
+  const bool dry = report.options.group.dry_run;
+  std::vector<std::string> header = {"scheme", "attention", "sent/rank", "closed form", "peak", "dry run"};
+  if (dry) header = {"scheme", "attention", "sent/rank", "closed form", "peak (dry run)", "saved"};
+  if (!dry) header.insert(header.end(), {"time", "clock", "output error", "gradient error", "exact?"});
+  Table table(header);
+  for (const SchemeReport& s : report.schemes) {
+    const RankMeasure& peak = s.run.largest(&RankMeasure::peak_activation_bytes);
+    const RankMeasure& dry_peak = s.predicted.largest(&RankMeasure::peak_activation_bytes);
+    std::vector<std::string> row = {s.layout, std::string(name_of(s.core)), format_bytes(static_cast<double>(s.bytes_sent)),
+                                    agreement(static_cast<double>(s.bytes_sent), static_cast<double>(s.bytes_predicted), s.bytes_agree),
+                                    format_bytes(static_cast<double>(peak.peak_activation_bytes))};
+    if (dry) {
+      row.push_back(format_bytes(static_cast<double>(s.run.largest(&RankMeasure::saved_bytes).saved_bytes)));
+    } else {
+      row.push_back(agreement(static_cast<double>(peak.peak_activation_bytes), static_cast<double>(dry_peak.peak_activation_bytes), s.peak_agrees));
+      row.push_back(format_seconds(s.run.seconds()));
+      row.push_back(s.run.virtual_clock ? "virtual" : "wall");
+      row.push_back(fmt::format("{:.1e}", s.output_error()->max_abs));
+      row.push_back(fmt::format("{:.1e}", s.max_gradient_relative_error()));
+      row.push_back(s.within_bound() ? "within bound" : "OUTSIDE");
+    }
+    table.add(row);
+  }
+  return table.text();
+}
+
+std::string peak_table(const CompareReport& report) {
+  Table table({"scheme", "largest in the peak", "", ""});
+  for (const SchemeReport& s : report.schemes) {
+    std::vector<std::string> row = {s.layout};
+    const auto& standing = s.run.largest(&RankMeasure::peak_activation_bytes).standing_at_peak;
+    for (std::size_t i = 0; i < std::min<std::size_t>(3, standing.size()); ++i) {
+      row.push_back(fmt::format("{} {}", standing[i].name, format_bytes(static_cast<double>(standing[i].bytes))));
+    }
+    table.add(row);
+  }
+  return table.text();
+}
+
+std::string failures(const CompareReport& report) {
+  std::string text;
+  for (const SchemeReport& s : report.schemes) {
+    for (const TensorError& e : s.errors) {
+      if (e.within_bound()) continue;
+      text += fmt::format("{}: {} differs from the float64 reference by {:.3e}; its bound is {:.3e} (largest value {:.3e})\n",
+                          s.layout, e.tensor, e.max_abs, e.bound, e.max_reference);
+    }
+    if (!s.bytes_agree) text += fmt::format("{}: the bytes sent are not those of the closed form\n", s.layout);
+    if (!s.peak_agrees) text += fmt::format("{}: the measured peak is not that of the dry run\n", s.layout);
+  }
+  return text;
+}
+
+void print_report(const CompareReport& report) {
+  fmt::print("{}\n{}\n{}", title_of(report), main_table(report), peak_table(report));
+  for (const auto& [layout, reason] : report.omitted) fmt::print("omitted {}: {}\n", layout, reason);
+  fmt::print("\nsent/rank: bytes to other ranks, forward + backward without parameter gradients, the rank that sends most;"
+             "\n  = the closed form says the same, on every rank. peak: saved + workspace + communication tensors of a rank.\n");
+  if (report.options.group.dry_run) return;
+  fmt::print("errors: against one rank in float64 (largest difference; gradients relative to their largest value); the"
+             "\n  bound is 3 × that of one-rank explicit + 8 ε·max|reference|. virtual: more ranks than cores, so times are"
+             "\n  processor time plus the link's, not wall time.\n{}",
+             failures(report));
+}
+
+void write_json(const std::string& file, const nlohmann::json& json) {
+  std::ofstream out(file);
+  out << json.dump(2) << "\n";
+  out.close();
+  if (!out) throw Error(fmt::format("--json {}: can't be written", file));
+}
+
+int run_compare(const CompareArguments& a, const CommandLine& command_line) {
+  CompareOptions options = options_of(a, load_model_config(a.model));
+  const bool mpi = options.group.backend == Backend::mpi && !options.group.dry_run;
+  if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group.num_ranks, command_line.argc, command_line.argv);
+  const bool at_root = !mpi || mpi_world().rank == 0;
+
+  Progress progress(at_root);
+  progress.show("weights");
+  const WeightsSource source = open_weights(a.model, options.problem.config, a.layer);
+  options.weights_source = source.description;
+  const std::string text = a.text_file.empty() ? std::string(default_text()) : load_text_bytes(a.text_file);
+  const auto rows = static_cast<std::size_t>(options.problem.seq * options.problem.batch);
+  options.text_source = fmt::format("the bytes of {}{}", a.text_file.empty() ? "the novel in data/text" : a.text_file,
+                                    rows > text.size() ? fmt::format(" ({} bytes, read again from its start)", text.size()) : "");
+  const BlockData data = load_block_data(options.problem, source, text, a.seed, a.dry_run);
+
+  std::unique_ptr<Dump> dump;
+  if (!a.dump_dir.empty() && !a.dry_run) {
+    dump = std::make_unique<Dump>(a.dump_dir, options.problem, data, options.group.num_ranks, at_root);
+    options.dump = dump->sink();
+  }
+  const CompareReport report = compare_schemes(options, data, [&](const std::string& what) { progress.show(what); });
+  progress.show("");
+  if (dump) dump->finish();
+  if (!at_root) return 0;
+  if (report.schemes.empty()) {
+    for (const auto& [layout, reason] : report.omitted) fmt::print(stderr, "isomer: {}: {}\n", layout, reason);
+    return 2;
+  }
+  print_report(report);
+  if (dump) fmt::print("written to {}: every rank's tensors; its README.md says what is what\n", a.dump_dir);
+  if (!a.json_file.empty()) write_json(a.json_file, to_json(report));
+  return report.good() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code) {
+  auto a = std::make_shared<CompareArguments>();
+  CLI::App* command = app.add_subcommand("compare", "run one attention block under every scheme and account for all of it");
+  command->add_option("--model", a->model, "built-in name, directory of a checkpoint, or config.json")->capture_default_str();
+  command->add_option("--layer", a->layer, "layer of a checkpoint")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--schemes,--layouts", a->schemes, "all, or layouts separated by semicolons (laga:4,v=view)")->capture_default_str();
+  command->add_option("--ranks", a->ranks, "number of ranks; default from the layouts, or 2");
+  command->add_option("--seq", a->seq, "tokens a sequence (2048, 16K)")->capture_default_str();
+  command->add_option("--batch", a->batch, "sequences")->capture_default_str();
+  command->add_option("--first-position", a->first_position, "position of the first token")->capture_default_str();
+  command->add_option("--dtype", a->dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  command->add_option("--attention", a->attention, "eager keeps its scores, fused recomputes")->check(CLI::IsMember({"eager", "fused"}))->capture_default_str();
+  command->add_option("--backend", a->backend, "threads of this process, or processes under Open MPI")->check(CLI::IsMember({"threads", "mpi"}))->capture_default_str();
+  command->add_option("--link", a->link, "emulated link, LATENCY,BANDWIDTH a rank (5us,2GB/s)");
+  command->add_option("--memory", a->memory, "when temporaries go")->check(CLI::IsMember({"lean", "framework-eager"}))->capture_default_str();
+  command->add_option("--text", a->text_file, "text whose bytes are the tokens; default the novel in data/text");
+  command->add_flag("--dry-run", a->dry_run, "shapes only: bytes and memory, in no time");
+  command->add_option("--dump", a->dump_dir, "write every rank's tensors as safetensors to this directory");
+  command->add_option("--json", a->json_file, "write the table as JSON");
+  command->add_option("--seed", a->seed, "of weights, inputs and the output gradient")->capture_default_str();
+  command->add_option("--timeout", a->timeout_s, "seconds without a sign of life after which a rank has stalled")->check(CLI::PositiveNumber)->capture_default_str();
+  command->callback([a, command_line, &exit_code] { exit_code = run_compare(*a, command_line); });
+}
+
+}  // namespace isomer

@@ -1,0 +1,84 @@
+#include "apps/isomer/units.h"
+
+#include <charconv>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+
+namespace isomer {
+
+namespace {
+
+/// Splits "5.5us" into number and unit. False if there is no number in front.
+bool split_unit(const std::string& text, double& number, std::string& unit) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  unit.assign(end, text.data() + text.size());
+  return error == std::errc() && std::isfinite(number) && number >= 0;
+}
+
+double scaled(const std::string& what, const std::string& text, const std::vector<std::pair<std::string, double>>& units) {
+  double number = 0;
+  std::string unit;
+  if (split_unit(text, number, unit)) {
+    for (const auto& [name, factor] : units) {
+      if (unit == name) return number * factor;
+    }
+  }
+  std::string known;
+  for (const auto& [name, factor] : units) known += (known.empty() ? "" : ", ") + name;
+  invalid_argument("{} '{}': expected a number followed by one of {}", what, text, known);
+}
+
+}  // namespace
+
+std::int64_t parse_count(const std::string& option, const std::string& text, std::int64_t minimum,
+                         std::int64_t maximum) {
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::string unit(end, text.data() + text.size());
+  std::int64_t factor = 1;
+  if (unit == "K" || unit == "k") factor = 1024;
+  if (unit == "M" || unit == "m") factor = 1024 * 1024;
+  if (error != std::errc() || (factor == 1 && !unit.empty())) {
+    invalid_argument("{} '{}': expected a whole number such as 2048, 16K or 1M", option, text);
+  }
+  if (number > maximum / factor || number * factor < minimum) {
+    invalid_argument("{} {}: must lie between {} and {}", option, text, minimum, maximum);
+  }
+  return number * factor;
+}
+
+LinkModel parse_link(const std::string& text) {
+  const auto comma = text.find(',');
+  if (comma == std::string::npos) {
+    invalid_argument("--link '{}': expected LATENCY,BANDWIDTH such as 5us,2GB/s", text);
+  }
+  LinkModel link{.emulated = true};
+  link.latency_s = scaled("--link latency", text.substr(0, comma), {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}});
+  link.bandwidth_bytes_per_s =
+      scaled("--link bandwidth", text.substr(comma + 1),
+             {{"B/s", 1}, {"KB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}, {"TB/s", 1e12}});
+  if (link.bandwidth_bytes_per_s <= 0) invalid_argument("--link '{}': the bandwidth must be positive", text);
+  return link;
+}
+
+std::string format_bytes(double bytes) {
+  const char* const units[] = {"B", "kB", "MB", "GB", "TB"};
+  int unit = 0;
+  while (bytes >= 999.95 && unit < 4) {
+    bytes /= 1000;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{:.0f} B", bytes);
+  return fmt::format("{:.{}f} {}", bytes, bytes < 9.995 ? 2 : 1, units[unit]);
+}
+
+std::string format_seconds(double seconds) {
+  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.1f} ms", seconds * 1e3);
+  return fmt::format("{:.2f} s", seconds);
+}
+
+}  // namespace isomer

@@ -1,0 +1,19 @@
+// Parsing of what people type: counts (16K, 1M), times (5us), bandwidths (2GB/s).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/virtual_clock.h"
+
+namespace isomer {
+
+/// "2048", "16K", "1M": K and M of tokens are 1024 and 1024². Throws std::invalid_argument naming option and value.
+std::int64_t parse_count(const std::string& option, const std::string& text, std::int64_t minimum, std::int64_t maximum);
+/// "5us,2GB/s" (times ns, us, ms, s; bandwidths B/s to TB/s, decimal).
+LinkModel parse_link(const std::string& text);
+/// 1234567 → "1.23 MB".
+std::string format_bytes(double bytes);
+std::string format_seconds(double seconds);
+
+}  // namespace isomer

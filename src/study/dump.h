@@ -1,0 +1,33 @@
+// `--dump`: weights, inputs, every rank's intermediates, outputs and gradients as safetensors, with a README and a NumPy
+// reader: the oracle for somebody who ports a scheme into another stack.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "study/block_run.h"
+
+namespace isomer {
+
+/// Collects tensors as ranks show them and writes one file a scheme and rank. Safe to use from several ranks' threads;
+/// under MPI each process writes its own rank's files.
+class Dump {
+ public:
+  /// Refuses a directory that exists and is not empty. `at_root` writes what is shared.
+  Dump(std::filesystem::path directory, const BlockProblem& problem, const BlockData& data, int num_ranks, bool at_root);
+  /// Takes copies: "<layout>/<tensor>" of a rank; a name seen again replaces the earlier one (repetitions).
+  DumpSink sink();
+  /// Writes the ranks' files.
+  void finish();
+
+ private:
+  std::filesystem::path directory_;
+  int num_ranks_;
+  std::mutex mutex_;
+  std::map<std::pair<std::string, int>, std::map<std::string, Tensor>> tensors_;  // (layout, rank) → name → tensor
+};
+
+}  // namespace isomer
