@@ -29,11 +29,11 @@ ThreadsGroup::ThreadsGroup(World& world, std::vector<int> members)
     : world_(world), members_(std::move(members)), changed_(members_.size()), posted_(members_.size()) {}
 
 void ThreadsGroup::give_up(int rank, const Call& call, const std::string& reason) {
-  const Error error(call_error(world_rank(rank), call, reason));
+  const std::string message = call_error(world_rank(rank), call, reason);
   broken_ = true;
-  world_.fail(world_rank(rank), reason, std::make_exception_ptr(error));
+  world_.fail(world_rank(rank), {reason, message});
   wake_all();
-  throw error;
+  throw Error(message);
 }
 
 void ThreadsGroup::wake_all() {
@@ -48,7 +48,7 @@ void ThreadsGroup::wait(Lock& lock, int rank, const Call& call, const Missing& m
   StallWatch watch(world_);
   world_.begin_wait(world_rank(rank), &call);
   for (auto peers = missing(); !peers.empty(); peers = missing()) {
-    std::string verdict = world_.failed() ? world_.reason() : "";
+    std::string verdict = world_.failed() ? world_.failure().reason : "";
     if (wall_clock_s() >= next_check_s) {
       next_check_s += interval_s;
       for (std::size_t i = 0; i < peers.size() && verdict.empty(); ++i) verdict = watch.verdict(world_rank(peers[i]));
@@ -79,7 +79,7 @@ Latest ThreadsGroup::collective(int rank, const Call& call) {
 
 void ThreadsGroup::arrive(int rank, const Call& call) {
   Lock lock(mutex_);
-  if (broken_ || world_.failed()) give_up(rank, call, world_.reason());
+  if (broken_ || world_.failed()) give_up(rank, call, world_.failure().reason);
   for (std::size_t peer = 0; peer < posted_.size(); ++peer) {
     if (posted_[peer] != nullptr && !same_call(*posted_[peer], call))
       give_up(rank, call, fmt::format("rank {} issued {} instead", members_[peer], describe_with_type(*posted_[peer])));
@@ -137,7 +137,7 @@ void ThreadsGroup::depart(int rank) {
 
 Latest ThreadsGroup::pairwise(int rank, const Call& call) {
   Lock lock(mutex_);
-  if (world_.failed()) give_up(rank, call, world_.reason());
+  if (world_.failed()) give_up(rank, call, world_.failure().reason);
   Latest latest = ready(call);
   Message message{&call};
   if (call.destination >= 0) {
@@ -207,7 +207,7 @@ std::shared_ptr<Transport> ThreadsTransport::subgroup(const std::vector<int>& me
 
 void ThreadsTransport::abandon() {
   const int rank = world_rank(rank_);
-  group_->world().fail(rank, fmt::format("rank {} threw an exception", rank), nullptr);
+  group_->world().fail(rank, {fmt::format("rank {} threw an exception", rank), ""});
 }
 
 }  // namespace isomer

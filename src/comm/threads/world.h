@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/failure.h"
 #include "comm/transport.h"
 
 namespace isomer {
@@ -29,14 +29,12 @@ class World {
   void join(int rank, const std::atomic<std::uint64_t>& heartbeat);
   void leave(int rank);
 
-  /// The first failure ends the run: `reason` is what the peers' errors say of it ("rank 0 threw: …"), `error` what
-  /// run_group rethrows, null while the rank unwinds.
-  void fail(int rank, std::string reason, std::exception_ptr error);
+  /// The first failure ends the run. Without a message (the rank unwinds) it waits to be explained.
+  void fail(int rank, Failure failure);
   /// What `rank` threw, now that it is known; the same as fail if the run has not failed, nothing if another did.
-  void explain(int rank, std::string reason, std::exception_ptr error);
+  void explain(int rank, Failure failure);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  std::string reason() const;
-  std::exception_ptr error() const;
+  Failure failure() const;
 
   /// Brackets the time in which `rank` waits for peers inside `call` (null: for its turn in a dry run).
   void begin_wait(int rank, const Call* call);
@@ -71,8 +69,7 @@ class World {
   std::map<std::pair<int, std::vector<int>>, std::weak_ptr<ThreadsGroup>> groups_;
   std::atomic<bool> failed_{false};
   int failed_rank_ = -1;
-  std::string reason_;
-  std::exception_ptr error_;
+  Failure failure_;
 };
 
 /// Watches the peers that one waiting call misses.
