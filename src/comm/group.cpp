@@ -40,6 +40,7 @@ class ThreadRanks {
         world_(options.num_ranks, options.timeout_s),
         baton_(options.num_ranks) {
     for (int rank = 0; rank < options.num_ranks; ++rank) all_.push_back(rank);
+    if (measures_link(options)) transport_options_.link.bandwidth_bytes_per_s = copy_bandwidth_bytes_per_s();
   }
 
   void run() {
@@ -138,12 +139,12 @@ RankOptions rank_options(const GroupOptions& options, int rank) {
           .memory_policy = options.memory_policy};
 }
 
+bool measures_link(const GroupOptions& options) {
+  return !options.dry_run && options.num_ranks > 1 && !options.link.emulated && options.link.bandwidth_bytes_per_s == 0;
+}
+
 TransportOptions transport_options(const GroupOptions& options) {
-  TransportOptions result{.link = options.link};
-  if (options.dry_run || options.num_ranks == 1) return result;
-  result.link = resolved(options.link);
-  result.real_time = options.link.emulated && !clock_is_virtual(options);
-  return result;
+  return {.link = options.link, .real_time = options.link.emulated && !clock_is_virtual(options)};
 }
 
 void run_group(const GroupOptions& options, const std::function<void(RankContext&)>& body) {

@@ -7,7 +7,9 @@
 namespace isomer {
 
 RankOptions rank_options(const GroupOptions& options, int rank);
-/// The link measured where none was given, and whether it is emulated in wall time.
+/// True if the user gave no link, so that the copy bandwidth of the machine stands for it.
+bool measures_link(const GroupOptions& options);
+/// The link as it was given, and whether it is emulated in wall time.
 TransportOptions transport_options(const GroupOptions& options);
 int ranks_on_this_machine(const GroupOptions& options);
 

@@ -7,20 +7,6 @@ namespace isomer {
 
 namespace {
 
-bool same_call(const Call& a, const Call& b) {
-  return a.collective == b.collective && a.control == b.control && a.tensor == b.tensor && a.dtype == b.dtype;
-}
-
-std::string describe_with_type(const Call& call) {
-  return call.control || call.collective == Collective::barrier
-             ? describe(call)
-             : describe(call) + " of " + std::string(name_of(call.dtype));
-}
-
-Latest later(const Latest& a, const Latest& b) {
-  return {std::max(a.ready_s, b.ready_s), std::max(a.ready_wall_s, b.ready_wall_s)};
-}
-
 Latest ready(const Call& call) { return {call.ready_s, call.ready_wall_s}; }
 
 }  // namespace
@@ -48,7 +34,7 @@ void ThreadsGroup::wait(Lock& lock, int rank, const Call& call, const Missing& m
   StallWatch watch(world_);
   world_.begin_wait(world_rank(rank), &call);
   for (auto peers = missing(); !peers.empty(); peers = missing()) {
-    std::string verdict = world_.failed() ? world_.failure().reason : "";
+    std::string verdict = world_.failure_reason();
     if (wall_clock_s() >= next_check_s) {
       next_check_s += interval_s;
       for (std::size_t i = 0; i < peers.size() && verdict.empty(); ++i) verdict = watch.verdict(world_rank(peers[i]));
@@ -79,7 +65,7 @@ Latest ThreadsGroup::collective(int rank, const Call& call) {
 
 void ThreadsGroup::arrive(int rank, const Call& call) {
   Lock lock(mutex_);
-  if (broken_ || world_.failed()) give_up(rank, call, world_.failure().reason);
+  if (broken_ || world_.failed()) give_up(rank, call, world_.failure_reason());
   for (std::size_t peer = 0; peer < posted_.size(); ++peer) {
     if (posted_[peer] != nullptr && !same_call(*posted_[peer], call))
       give_up(rank, call, fmt::format("rank {} issued {} instead", members_[peer], describe_with_type(*posted_[peer])));
@@ -137,7 +123,7 @@ void ThreadsGroup::depart(int rank) {
 
 Latest ThreadsGroup::pairwise(int rank, const Call& call) {
   Lock lock(mutex_);
-  if (world_.failed()) give_up(rank, call, world_.failure().reason);
+  if (world_.failed()) give_up(rank, call, world_.failure_reason());
   Latest latest = ready(call);
   Message message{&call};
   if (call.destination >= 0) {

@@ -104,21 +104,4 @@ std::shared_ptr<ThreadsGroup> World::group(int id, const std::vector<int>& membe
   return group;
 }
 
-double StallWatch::age_s(Seen& seen, std::uint64_t value, double now_s) {
-  if (seen.since_s == 0 || seen.value != value) seen = {value, now_s};
-  return now_s - seen.since_s;
-}
-
-std::string StallWatch::verdict(int rank) {
-  if (world_.failed()) return world_.failure().reason;
-  if (world_.has_left(rank)) return fmt::format("rank {} left", rank);
-  const double now_s = wall_clock_s();
-  const double silent_s = age_s(beats_[rank], world_.beat(rank), now_s);
-  const double standstill_s = age_s(progress_, world_.progress(), now_s);
-  // A peer that itself waits is as alive as those it waits for.
-  const double stalled_s = world_.is_waiting(rank) ? std::min(silent_s, standstill_s) : silent_s;
-  if (stalled_s < world_.timeout_s()) return {};
-  return fmt::format("rank {} showed no sign of life for {:g} s{}", rank, world_.timeout_s(), world_.doing(rank));
-}
-
 }  // namespace isomer

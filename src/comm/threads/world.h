@@ -12,18 +12,19 @@
 #include <vector>
 
 #include "comm/failure.h"
+#include "comm/stall_watch.h"
 #include "comm/transport.h"
 
 namespace isomer {
 
 class ThreadsGroup;
 
-class World {
+class World : public SignsOfLife {
  public:
   World(int num_ranks, double timeout_s);
 
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
-  double timeout_s() const { return timeout_s_; }
+  double timeout_s() const override { return timeout_s_; }
 
   /// The rank runs from here on; `heartbeat` must live until it leaves.
   void join(int rank, const std::atomic<std::uint64_t>& heartbeat);
@@ -42,13 +43,12 @@ class World {
   /// A call of this rank is complete, which is a sign of life.
   void completed(int rank);
 
-  bool has_left(int rank) const;
-  bool is_waiting(int rank) const;
-  /// What rank waits in, for errors: " (in all_gather 'k' (forward))", or nothing.
-  std::string doing(int rank) const;
-  std::uint64_t beat(int rank) const;
-  /// Changes while any rank gets anywhere.
-  std::uint64_t progress() const;
+  std::string failure_reason() const override { return failed() ? failure().reason : ""; }
+  bool has_left(int rank) const override;
+  bool is_waiting(int rank) const override;
+  std::string doing(int rank) const override;
+  std::uint64_t beat(int rank) const override;
+  std::uint64_t progress() const override;
 
   /// The group of these world ranks; the same object for all who ask while one of them holds it.
   std::shared_ptr<ThreadsGroup> group(int id, const std::vector<int>& members);
@@ -70,26 +70,6 @@ class World {
   std::atomic<bool> failed_{false};
   int failed_rank_ = -1;
   Failure failure_;
-};
-
-/// Watches the peers that one waiting call misses.
-class StallWatch {
- public:
-  explicit StallWatch(const World& world) : world_(world) {}
-  /// Why to give up waiting for `rank`: the run failed, it left, or it has stalled. Empty: wait on.
-  std::string verdict(int rank);
-
- private:
-  struct Seen {
-    std::uint64_t value = 0;
-    double since_s = 0;
-  };
-  /// Seconds since `value` was first seen unchanged.
-  static double age_s(Seen& seen, std::uint64_t value, double now_s);
-
-  const World& world_;
-  std::map<int, Seen> beats_;
-  Seen progress_;
 };
 
 }  // namespace isomer
