@@ -4,11 +4,14 @@
 
 #include <chrono>
 
+#include "comm/giving_way.h"
+
 namespace isomer {
 
 double Request::wait() {
   std::unique_lock lock(mutex_);
-  done_changed_.wait(lock, [this] { return done_; });
+  const auto done = [this] { return done_; };
+  if (!give_way_until(lock, done)) done_changed_.wait(lock, done);
   if (!error_.empty()) throw Error(error_);
   return completion_s_;
 }
@@ -54,7 +57,7 @@ std::shared_ptr<Request> CommunicationThread::next() {
   const auto has_news = [this] { return stopping_ || !queue_.empty(); };
   const std::chrono::duration<double> interval(world_->idle_interval_s());
   std::unique_lock lock(mutex_);
-  if (interval.count() <= 0) queue_changed_.wait(lock, has_news);
+  if (!give_way_until(lock, has_news) && interval.count() <= 0) queue_changed_.wait(lock, has_news);
   while (!has_news()) {
     if (queue_changed_.wait_for(lock, interval, has_news)) break;
     lock.unlock();

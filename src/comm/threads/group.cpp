@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "comm/giving_way.h"
+
 namespace isomer {
 
 namespace {
@@ -28,7 +30,7 @@ void ThreadsGroup::wake_all() {
 
 template <class Missing>
 void ThreadsGroup::wait(Lock& lock, int rank, const Call& call, const Missing& missing) {
-  if (missing().empty()) return;
+  if (give_way_until(lock, [&] { return missing().empty(); })) return;
   const double interval_s = std::min(0.05, world_.timeout_s() / 10);
   double next_check_s = wall_clock_s() + interval_s;
   StallWatch watch(world_);
@@ -118,7 +120,8 @@ void ThreadsGroup::depart(int rank) {
     wake_all();
     return;
   }
-  changed_[static_cast<std::size_t>(rank)].wait(lock, [&] { return closed_ >= round; });
+  const auto closed = [&] { return closed_ >= round; };
+  if (!give_way_until(lock, closed)) changed_[static_cast<std::size_t>(rank)].wait(lock, closed);
 }
 
 Latest ThreadsGroup::pairwise(int rank, const Call& call) {
