@@ -24,6 +24,7 @@ struct Options {
   std::int64_t heads = 16;
   int threads = 1;
   int repeats = 5;
+  std::string only;  // part of a setup's name
   std::string json;
 };
 
@@ -186,8 +187,10 @@ int run(const Options& options) {
         {"decode 576/512 h=128", dtype, 1, 8192, 128, 1, 576, 512, false},
         {"decode 576/512 h=16", dtype, 1, 8192, 16, 1, 576, 512, false},
     };
-    for (const Setup& setup : setups)
+    for (const Setup& setup : setups) {
+      if (std::string(setup.name).find(options.only) == std::string::npos) continue;
       for (const auto& result : run_setup(options, setup)) report["results"].push_back(result);
+    }
   }
   if (!options.json.empty()) std::ofstream(options.json) << report.dump(2) << "\n";
   return 0;
@@ -208,10 +211,13 @@ int main(int argc, char** argv) {
       options.threads = std::atoi(argv[i + 1]);
     else if (name == "--repeats")
       options.repeats = std::atoi(argv[i + 1]);
+    else if (name == "--only")
+      options.only = argv[i + 1];
     else if (name == "--json")
       options.json = argv[i + 1];
     else {
-      std::fprintf(stderr, "unknown option %s; there are --seq, --heads, --threads, --repeats, --json\n", argv[i]);
+      std::fprintf(stderr, "unknown option %s; there are --seq, --heads, --threads, --repeats, --only, --json\n",
+                   argv[i]);
       return 2;
     }
   }
