@@ -178,7 +178,8 @@ template <class Isa>
 struct Prefetch {
   const AttentionProblem* problem = nullptr;
   std::int64_t kv_head = 0;
-  std::int64_t key = 0;
+  std::int64_t key = 0;    // of k, brought in beside products with K
+  std::int64_t value = 0;  // of v, beside products with V
   std::int64_t end = 0;
 
   void one_key() {
@@ -186,7 +187,11 @@ struct Prefetch {
     const std::int64_t row = problem->keys.row[key++];
     prefetch_row(problem->k[0], row, kv_head);
     prefetch_row(problem->k[1], row, 0);
-    if (problem->v.data != problem->k[0].data) prefetch_row(problem->v, row, kv_head);
+  }
+  void one_value() {
+    if (value >= end) return;
+    if (problem->v.data != problem->k[0].data) prefetch_row(problem->v, problem->keys.row[value], kv_head);
+    ++value;
   }
 
  private:
@@ -271,8 +276,9 @@ template <class Isa, int NV>
 template <class Isa, int NV>
 [[gnu::noinline]] void add_transposed_product(const typename Isa::Unit* a, std::int64_t a_stride,
                                               const typename Isa::Unit* b, std::int64_t steps, typename Isa::Unit* c,
-                                              std::int64_t num_rows) {
+                                              std::int64_t num_rows, Prefetch<Isa>& prefetch) {
   for (std::int64_t row = 0; row < num_rows; row += Isa::kRows) {
+    prefetch.one_value();
     typename Isa::V acc[Isa::kRows][NV];
     clear<Isa, NV>(acc);
     multiply<Isa, NV, ARows::adjacent>(acc, a + row, a_stride, b, steps);

@@ -188,7 +188,7 @@ inline void backward_panel(const AttentionProblem& p, const BackwardBuffers<Isa>
   const std::int64_t end = round_up(smaller(last, keys.count), Isa::kPack) / Isa::kPack;
   add_transposed_product<Isa, kVectors>(b.k_steps + step * b.k_stride, b.k_stride, b.ds_steps + step * kPanel<Isa>,
                                         end - step, b.dq + panel * b.width.key_rows * kPanel<Isa>,
-                                        round_up(b.width.key, Isa::kRows));
+                                        round_up(b.width.key, Isa::kRows), prefetch);
 }
 
 /// rows[i] + [0, n) += Σ_s a(i, s) · x(s) for one register block; a null row is left out.
@@ -285,7 +285,7 @@ void backward_block(const AttentionProblem& p, const BackwardTask& task, char* m
     KeyBlock<Isa>& next = blocks[i ^ 1];
     more = next.find_next(p, columns, keys.begin + b.sizes.keys, p.keys.size, b.sizes.keys);
     Prefetch<Isa> prefetch;
-    if (more) prefetch = {&p, task.kv_head, next.begin, next.begin + next.count};
+    if (more) prefetch = {&p, task.kv_head, next.begin, next.begin, next.begin + next.count};
     pack_block_keys<Isa>(p, task.kv_head, keys, b);
     for (std::int64_t panel = 0; panel < columns.num_panels; ++panel)
       backward_panel<Isa>(p, b, columns, panel, keys, prefetch);

@@ -179,7 +179,7 @@ inline void forward_panel(const AttentionProblem& problem, const ForwardBuffers<
   const std::int64_t step = first / Isa::kPack;
   add_transposed_product<Isa, NV>(b.v + step * b.width.value_rows, b.width.value_rows, b.p + step * kPanel<Isa>,
                                   round_up(seen, Isa::kPack) / Isa::kPack - step, out,
-                                  round_up(b.width.value, Isa::kRows));
+                                  round_up(b.width.value, Isa::kRows), prefetch);
 }
 
 /// Divides by the sums and writes out and lse, to the tensors or to the task's partial results.
@@ -226,7 +226,7 @@ void forward_block(const AttentionProblem& problem, const ForwardTask& task, cha
     KeyBlock<Isa>& next = blocks[i ^ 1];
     more = next.find_next(problem, columns, keys.begin + b.sizes.keys, task.key_end, b.sizes.keys);
     Prefetch<Isa> prefetch;
-    if (more) prefetch = {&problem, task.kv_head, next.begin, next.begin + next.count};
+    if (more) prefetch = {&problem, task.kv_head, next.begin, next.begin, next.begin + next.count};
     pack_keys<Isa>(problem, task.kv_head, keys, b.width, b.k);
     pack_key_steps<Isa>(problem, problem.v, task.kv_head, keys, b.width.value_rows, b.v);
     for (std::int64_t panel = 0; panel < columns.num_panels; ++panel) {
