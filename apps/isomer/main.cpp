@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   isomer::add_compare(app, {argc, argv}, exit_code);
   isomer::add_claims(app, exit_code);
-  // inspect
+  isomer::add_inspect(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
