@@ -6,7 +6,8 @@ namespace isomer {
 
 std::optional<Block> block_of(const Tensor& tensor, bool shape_only) {
   if (tensor.numel() == 0) return Block{};
-  // Innermost axes that lie without gaps make the row; what is left must be one axis, or axes that join to one.
+  // Innermost axes that lie without gaps make the row; what is left must be
+  // axes that join to one or two.
   int axis = tensor.dim() - 1;
   std::int64_t row = 1;
   for (; axis >= 0; --axis) {
@@ -14,19 +15,29 @@ std::optional<Block> block_of(const Tensor& tensor, bool shape_only) {
     if (tensor.stride(axis) != row) break;
     row *= tensor.size(axis);
   }
-  std::int64_t rows = 1;
-  std::int64_t stride = row;
+  std::int64_t rows = 1, stride = row;  // one group
+  std::int64_t groups = 1, group_stride = 0;
   for (; axis >= 0; --axis) {
     if (tensor.size(axis) == 1) continue;
+    const std::int64_t next = tensor.stride(axis);
     if (rows == 1) {
-      stride = tensor.stride(axis);
-    } else if (tensor.stride(axis) != stride * rows) {
+      stride = next;
+      rows = tensor.size(axis);
+    } else if (groups == 1 && next == stride * rows) {
+      rows *= tensor.size(axis);
+    } else if (groups == 1 || next == group_stride * groups) {
+      if (groups == 1) group_stride = next;
+      groups *= tensor.size(axis);
+    } else {
       return std::nullopt;
     }
-    rows *= tensor.size(axis);
   }
   const std::int64_t width = size_of(tensor.dtype());
-  Block block{nullptr, rows, row * width, stride * width};
+  Block block{nullptr, rows * groups, row * width, stride * width};
+  if (groups > 1) {
+    block.rows_per_group = rows;
+    block.group_stride_bytes = group_stride * width;
+  }
   if (!shape_only) block.data = static_cast<std::byte*>(tensor.raw());
   return block;
 }
@@ -37,7 +48,7 @@ Block contiguous_block(void* data, std::int64_t bytes) {
 }
 
 void copy_block(const Block& from, const Block& to) {
-  if (from.bytes() == 0 || (from.data == to.data && from.stride_bytes == to.stride_bytes)) return;
+  if (from.bytes() == 0 || (from.data == to.data && from.contiguous() && to.contiguous())) return;
   if (from.contiguous() && to.contiguous()) {
     std::memcpy(to.data, from.data, static_cast<std::size_t>(from.bytes()));
     return;

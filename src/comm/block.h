@@ -1,4 +1,5 @@
-// A block: what a tensor view looks like to a transport, equal contiguous rows at one stride.
+// A block: what a tensor view looks like to a transport, equal contiguous rows at one stride, or groups of such rows at
+// a second one ([t, h/P, v] cut out of [t, h, n + v]).
 #pragma once
 
 #include <cstddef>
@@ -14,13 +15,18 @@ struct Block {
   std::int64_t rows = 0;
   std::int64_t row_bytes = 0;
   std::int64_t stride_bytes = 0;
+  std::int64_t rows_per_group = 0;  // 0: all rows are one group
+  std::int64_t group_stride_bytes = 0;
 
   std::int64_t bytes() const { return rows * row_bytes; }
-  bool contiguous() const { return rows <= 1 || row_bytes == stride_bytes; }
-  std::byte* row(std::int64_t index) const { return data + index * stride_bytes; }
+  bool contiguous() const { return rows <= 1 || (row_bytes == stride_bytes && rows_per_group == 0); }
+  std::byte* row(std::int64_t index) const {
+    if (rows_per_group == 0) return data + index * stride_bytes;
+    return data + index / rows_per_group * group_stride_bytes + index % rows_per_group * stride_bytes;
+  }
 };
 
-/// The block of `tensor`, in one row if it is contiguous; nothing if its rows stand at more than one stride.
+/// The block of `tensor`, in one row if it is contiguous; nothing if its rows stand at more than two strides.
 /// `shape_only`: without a pointer.
 std::optional<Block> block_of(const Tensor& tensor, bool shape_only);
 

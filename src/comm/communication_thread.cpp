@@ -4,25 +4,28 @@
 
 #include <chrono>
 
+#include "comm/giving_way.h"
+
 namespace isomer {
 
 double Request::wait() {
   std::unique_lock lock(mutex_);
-  done_changed_.wait(lock, [this] { return done_; });
-  if (error_) std::rethrow_exception(error_);
+  const auto done = [this] { return done_; };
+  if (!give_way_until(lock, done)) done_changed_.wait(lock, done);
+  if (!error_.empty()) throw Error(error_);
   return completion_s_;
 }
 
 void Request::run(LinkPort& port) {
   double completion_s = 0;
-  std::exception_ptr error;
+  std::string error;
   try {
     port.enter(call_);
     const Latest latest = transport_->exchange(call_);
     // One rank alone has no link, and control messages are not part of what is timed.
     if (!call_.control && transport_->size() > 1) completion_s = port.pass(call_, *transport_, latest);
-  } catch (...) {
-    error = std::current_exception();
+  } catch (const std::exception& problem) {
+    error = problem.what();
   }
   // Notified under the lock: the waiting rank may destroy this object as soon as it sees done_.
   std::lock_guard lock(mutex_);
@@ -54,7 +57,7 @@ std::shared_ptr<Request> CommunicationThread::next() {
   const auto has_news = [this] { return stopping_ || !queue_.empty(); };
   const std::chrono::duration<double> interval(world_->idle_interval_s());
   std::unique_lock lock(mutex_);
-  if (interval.count() <= 0) queue_changed_.wait(lock, has_news);
+  if (!give_way_until(lock, has_news) && interval.count() <= 0) queue_changed_.wait(lock, has_news);
   while (!has_news()) {
     if (queue_changed_.wait_for(lock, interval, has_news)) break;
     lock.unlock();

@@ -3,7 +3,6 @@
 
 #include <condition_variable>
 #include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -22,7 +21,7 @@ class Request {
   const Call& call() const { return call_; }
   Transport& transport() const { return *transport_; }
 
-  /// Blocks until done; rethrows what the call threw, every time. The completion on the virtual clock.
+  /// Blocks until done. The completion on the virtual clock; throws isomer::Error if the call failed.
   double wait();
   /// For the communication thread.
   void run(LinkPort& port);
@@ -34,7 +33,7 @@ class Request {
   std::condition_variable done_changed_;
   bool done_ = false;
   double completion_s_ = 0;
-  std::exception_ptr error_;
+  std::string error_;
 };
 
 class CommunicationThread {

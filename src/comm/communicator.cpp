@@ -363,6 +363,8 @@ std::vector<std::string> Communicator::gather_text(const std::string& text) {
   return texts;
 }
 
+void Communicator::end_run() { impl_->control(kEndOfRun, empty_blocks(size()), empty_blocks(size())); }
+
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   using Place = std::array<int, 3>;  // colour, key, the next free group id
   const auto places = impl_->gather_values("split", Place{color, key, impl_->line->next_group_id});

@@ -77,6 +77,9 @@ class Communicator {
   /// Every rank's text at rank 0, empty elsewhere; for reports, not counted in the ledger.
   std::vector<std::string> gather_text(const std::string& text);
 
+  /// For run_group over processes: the body has returned; returns when it has everywhere.
+  void end_run();
+
   /// Ranks of equal colour form a group, ordered by (key, rank).
   std::unique_ptr<Communicator> split(int color, int key);
 

@@ -40,6 +40,7 @@ class ThreadRanks {
         world_(options.num_ranks, options.timeout_s),
         baton_(options.num_ranks) {
     for (int rank = 0; rank < options.num_ranks; ++rank) all_.push_back(rank);
+    if (measures_link(options)) transport_options_.link.bandwidth_bytes_per_s = copy_bandwidth_bytes_per_s();
   }
 
   void run() {
@@ -47,12 +48,13 @@ class ThreadRanks {
     try {
       for (int rank : all_) threads.emplace_back([this, rank] { run_one(rank); });
     } catch (const std::system_error& error) {
-      world_.fail(0, fmt::format("no thread for rank {}: {}", threads.size(), error.what()), std::current_exception());
+      const auto text = fmt::format("no thread for rank {}: {}", threads.size(), error.what());
+      world_.fail(0, {text, text});
       for (int rank = static_cast<int>(threads.size()); rank < options_.num_ranks; ++rank) world_.leave(rank);
       baton_.skip_from(static_cast<int>(threads.size()));
     }
     for (auto& thread : threads) thread.join();
-    if (world_.failed()) std::rethrow_exception(world_.error());
+    if (world_.failed()) rethrow(world_.failure());
   }
 
  private:
@@ -77,7 +79,7 @@ class ThreadRanks {
     try {
       run_context(rank);
     } catch (...) {
-      fail(rank);
+      world_.explain(rank, current_failure(rank));
       world_.leave(rank);
     }
     if (options_.dry_run) baton_.release();
@@ -90,7 +92,8 @@ class ThreadRanks {
     try {
       if (!options_.dry_run || !world_.failed()) body_(ctx);
     } catch (...) {
-      fail(rank);  // before the communicator goes, which may still be waiting for peers
+      world_.explain(rank,
+                     current_failure(rank));  // before the communicator goes, which may still be waiting for peers
     }
   }
 
@@ -98,11 +101,6 @@ class ThreadRanks {
     world_.begin_wait(rank, nullptr);
     baton_.acquire(rank);
     world_.end_wait(rank);
-  }
-
-  void fail(int rank) {
-    const auto failure = describe_failure(rank, std::current_exception());
-    world_.explain(rank, failure.reason, failure.error);
   }
 
   std::shared_ptr<Transport> make_transport(int rank) {
@@ -141,28 +139,12 @@ RankOptions rank_options(const GroupOptions& options, int rank) {
           .memory_policy = options.memory_policy};
 }
 
-TransportOptions transport_options(const GroupOptions& options) {
-  TransportOptions result{.link = options.link};
-  if (options.dry_run || options.num_ranks == 1) return result;
-  result.link = resolved(options.link);
-  result.real_time = options.link.emulated && !clock_is_virtual(options);
-  return result;
+bool measures_link(const GroupOptions& options) {
+  return !options.dry_run && options.num_ranks > 1 && !options.link.emulated && options.link.bandwidth_bytes_per_s == 0;
 }
 
-RankFailure describe_failure(int rank, std::exception_ptr error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::invalid_argument& problem) {
-    return {fmt::format("rank {} threw: {}", rank, problem.what()), error};
-  } catch (const std::exception& problem) {
-    const std::string text = problem.what();
-    const std::string prefix = fmt::format("rank {}: ", rank);
-    const Error named(text.starts_with(prefix) ? text : prefix + text);
-    return {fmt::format("rank {} threw: {}", rank, text), std::make_exception_ptr(named)};
-  } catch (...) {
-    const std::string text = fmt::format("rank {} threw something that is no std::exception", rank);
-    return {text, std::make_exception_ptr(Error(text))};
-  }
+TransportOptions transport_options(const GroupOptions& options) {
+  return {.link = options.link, .real_time = options.link.emulated && !clock_is_virtual(options)};
 }
 
 void run_group(const GroupOptions& options, const std::function<void(RankContext&)>& body) {

@@ -40,8 +40,7 @@ void relaunch_under_mpirun(int num_ranks, int argc, char** argv) {
         "use the threads backend");
   // Root and more ranks than cores are refused by default; pinning would put threads of a rank on one core; ranks of
   // one machine need neither InfiniBand nor the kernel's cross-memory copy, which containers forbid.
-  std::vector<std::string> words = {"mpirun", "-n",     std::to_string(num_ranks), "--oversubscribe", "--bind-to",
-                                    "none",   "--quiet"};
+  std::vector<std::string> words = {"mpirun", "-n", std::to_string(num_ranks), "--oversubscribe", "--bind-to", "none"};
   if (geteuid() == 0) words.insert(words.end(), {"--allow-run-as-root"});
   words.insert(words.end(), {"--mca", "btl_base_warn_component_unused", "0", "--mca", "btl_vader_single_copy_mechanism",
                              "none", "--mca", "mpi_yield_when_idle", "1"});

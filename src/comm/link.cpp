@@ -38,12 +38,6 @@ double copy_bandwidth_bytes_per_s() {
   return bandwidth;
 }
 
-LinkModel resolved(const LinkModel& link) {
-  LinkModel result = link;
-  if (!link.emulated && link.bandwidth_bytes_per_s == 0) result.bandwidth_bytes_per_s = copy_bandwidth_bytes_per_s();
-  return result;
-}
-
 void LinkPort::enter(Call& call) const {
   call.ready_s = std::max(call.ready_s, free_s_);
   call.ready_wall_s = std::max(call.ready_wall_s, free_wall_s_);

@@ -8,9 +8,6 @@ namespace isomer {
 /// Bytes per second that one thread copies from memory to memory; measured at the first call, for at most 50 ms.
 double copy_bandwidth_bytes_per_s();
 
-/// The link that a run without --link has: latency 0 and the measured copy bandwidth.
-LinkModel resolved(const LinkModel& link);
-
 /// Owned by the communication thread of a rank. Calls pass it in the order of their issue.
 class LinkPort {
  public:

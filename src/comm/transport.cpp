@@ -27,6 +27,19 @@ std::string describe(const Call& call) {
   return describe(call.collective, call.tensor, call.phase);
 }
 
+std::string describe_with_type(const Call& call) {
+  if (call.control || call.collective == Collective::barrier) return describe(call);
+  return fmt::format("{} of {}", describe(call), name_of(call.dtype));
+}
+
+bool same_call(const Call& a, const Call& b) {
+  return a.collective == b.collective && a.control == b.control && a.tensor == b.tensor && a.dtype == b.dtype;
+}
+
+Latest later(const Latest& a, const Latest& b) {
+  return {std::max(a.ready_s, b.ready_s), std::max(a.ready_wall_s, b.ready_wall_s)};
+}
+
 std::string call_error(int world_rank, const Call& call, std::string_view what) {
   return fmt::format("rank {}: {}: {}", world_rank, describe(call), what);
 }

@@ -32,9 +32,16 @@ struct Call {
   std::int64_t bytes_from_others(int rank) const;
 };
 
+/// The control call by which a rank says that its body has returned.
+inline constexpr const char* kEndOfRun = "end of the run";
+
 /// "all_to_all 'q' (forward)".
 std::string describe(const Call& call);
 std::string describe(Collective collective, std::string_view tensor, Phase phase);
+/// With the element type where one travels: "all_to_all 'q' (forward) of bf16".
+std::string describe_with_type(const Call& call);
+/// True if the ranks that made these calls mean the same collective.
+bool same_call(const Call& a, const Call& b);
 /// "rank 2: all_to_all 'q' (forward): what".
 std::string call_error(int world_rank, const Call& call, std::string_view what);
 
@@ -43,6 +50,7 @@ struct Latest {
   double ready_s = 0;
   double ready_wall_s = 0;
 };
+Latest later(const Latest& a, const Latest& b);
 
 struct TransportOptions {
   LinkModel link;          // its bandwidth measured where the user gave none
@@ -57,6 +65,8 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
 
   const TransportOptions& options() const { return options_; }
+  /// Before the first call that is timed.
+  void set_bandwidth(double bytes_per_s) { options_.link.bandwidth_bytes_per_s = bytes_per_s; }
   virtual int rank() const = 0;  // in this group
   virtual int size() const = 0;
   virtual int world_rank(int group_rank) const = 0;

@@ -14,9 +14,9 @@ struct RopeFrequencies {
   double magnitude = 1;          // yarn and longrope multiply cos and sin by it
 };
 
-/// `rope_dim` = r (MLA) or head_dim (GQA), even. `max_position` is the number of positions the run covers (largest + 1):
-/// longrope takes its long factors when it exceeds original_max_position_embeddings; its magnitude uses rope.factor =
-/// max_position_embeddings / original_max_position_embeddings. Without rotation (rope.rotate false) cos is 1, sin 0.
+/// `rope_dim` = r (MLA) or head_dim (GQA), even. `max_position` is the number of positions the run covers (largest +
+/// 1): longrope takes its long factors when it exceeds original_max_position_embeddings; its magnitude uses rope.factor
+/// = max_position_embeddings / original_max_position_embeddings. Without rotation (rope.rotate false) cos is 1, sin 0.
 /// Throws std::invalid_argument naming the parameter for values that no scaling can use.
 RopeFrequencies rope_frequencies(const RopeConfig& rope, std::int64_t rope_dim, std::int64_t max_position);
 

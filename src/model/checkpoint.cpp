@@ -126,13 +126,12 @@ std::map<std::string, std::string> parse_weight_map(std::string_view text, std::
   }
   std::map<std::string, std::string> result;
   for (const auto& [name, file] : found->items()) {
-    const auto complain = [&, &name = name, &file = file](std::string_view expected) {
+    if (!file.is_string() || !is_plain_file_name(file.get_ref<const std::string&>())) {
       const auto at = text.find(fmt::format("\"{}\"", name));
-      throw Error(fmt::format("{}: at byte {}: weight_map: '{}' = {}: expected {}", source,
-                              at == std::string_view::npos ? 0 : at, printable(name), brief(file), expected));
-    };
-    if (!file.is_string()) complain("a file name");
-    if (!is_plain_file_name(file.get_ref<const std::string&>())) complain("the name of a file in the same directory");
+      throw Error(
+          fmt::format("{}: at byte {}: weight_map: '{}' = {}: expected the name of a file in the same directory",
+                      source, at == std::string_view::npos ? 0 : at, printable(name), brief(file)));
+    }
     result.emplace(name, file.get<std::string>());
   }
   if (result.empty()) throw Error(fmt::format("{}: at byte 0: weight_map is empty", source));
@@ -188,9 +187,10 @@ void Checkpoint::add_index(const fs::path& index) {
   }
   if (num_tensors == weight_map.size()) return;
   for (const auto& [name, file] : weight_map) {
-    const bool there =
-        std::any_of(files_.begin(), files_.end(), [&name = name](const auto& f) { return f.find(name) != nullptr; });
-    if (!there) throw Error(fmt::format("{}: tensor '{}' is not in {}", index.string(), printable(name), file));
+    const auto has_it = [&wanted = name](const SafetensorsFile& f) { return f.find(wanted) != nullptr; };
+    if (std::none_of(files_.begin(), files_.end(), has_it)) {
+      throw Error(fmt::format("{}: tensor '{}' is not in {}", index.string(), printable(name), file));
+    }
   }
 }
 

@@ -34,7 +34,7 @@ class Ranks : public testing::TestWithParam<int> {
   void run(const std::function<void(RankContext&)>& body) { run_group(suite_options(GetParam()), body); }
 };
 
-inline std::string rank_name(const testing::TestParamInfo<int>& info) { return "P" + std::to_string(info.param); }
+inline std::string rank_name(const testing::TestParamInfo<int>& info) { return fmt::format("P{}", info.param); }
 
 inline Tensor make(RankContext& ctx, std::string_view name, DType dtype, Shape shape) {
   return ctx.empty(name, MemoryClass::workspace, dtype, std::move(shape));

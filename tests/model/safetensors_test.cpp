@@ -440,7 +440,7 @@ TEST_F(Shards, MalformedIndexes) {
            {"{}", "expected an object with an object weight_map"},
            {R"({"weight_map":[]})", "expected an object with an object weight_map"},
            {R"({"weight_map":{}})", "weight_map is empty"},
-           {R"({"weight_map":{"a":1}})", "'a' = 1: expected a file name"},
+           {R"({"weight_map":{"a":1}})", "'a' = 1: expected the name of a file"},
            {R"({"weight_map":{"a":"x","a":"y"}})", "duplicate key \"a\""},
            {R"({"weight_map":)" + std::string(1000, '['), "nested more than"},
            {"{\"weight_map\":{\"a\":\"\xc3\x28\"}}", "at byte 22"},

@@ -3,23 +3,11 @@
 #include <algorithm>
 #include <chrono>
 
+#include "comm/giving_way.h"
+
 namespace isomer {
 
 namespace {
-
-bool same_call(const Call& a, const Call& b) {
-  return a.collective == b.collective && a.control == b.control && a.tensor == b.tensor && a.dtype == b.dtype;
-}
-
-std::string describe_with_type(const Call& call) {
-  return call.control || call.collective == Collective::barrier
-             ? describe(call)
-             : describe(call) + " of " + std::string(name_of(call.dtype));
-}
-
-Latest later(const Latest& a, const Latest& b) {
-  return {std::max(a.ready_s, b.ready_s), std::max(a.ready_wall_s, b.ready_wall_s)};
-}
 
 Latest ready(const Call& call) { return {call.ready_s, call.ready_wall_s}; }
 
@@ -29,11 +17,11 @@ ThreadsGroup::ThreadsGroup(World& world, std::vector<int> members)
     : world_(world), members_(std::move(members)), changed_(members_.size()), posted_(members_.size()) {}
 
 void ThreadsGroup::give_up(int rank, const Call& call, const std::string& reason) {
-  const Error error(call_error(world_rank(rank), call, reason));
+  const std::string message = call_error(world_rank(rank), call, reason);
   broken_ = true;
-  world_.fail(world_rank(rank), reason, std::make_exception_ptr(error));
+  world_.fail(world_rank(rank), {reason, message});
   wake_all();
-  throw error;
+  throw Error(message);
 }
 
 void ThreadsGroup::wake_all() {
@@ -42,13 +30,13 @@ void ThreadsGroup::wake_all() {
 
 template <class Missing>
 void ThreadsGroup::wait(Lock& lock, int rank, const Call& call, const Missing& missing) {
-  if (missing().empty()) return;
+  if (give_way_until(lock, [&] { return missing().empty(); })) return;
   const double interval_s = std::min(0.05, world_.timeout_s() / 10);
   double next_check_s = wall_clock_s() + interval_s;
   StallWatch watch(world_);
   world_.begin_wait(world_rank(rank), &call);
   for (auto peers = missing(); !peers.empty(); peers = missing()) {
-    std::string verdict = world_.failed() ? world_.reason() : "";
+    std::string verdict = world_.failure_reason();
     if (wall_clock_s() >= next_check_s) {
       next_check_s += interval_s;
       for (std::size_t i = 0; i < peers.size() && verdict.empty(); ++i) verdict = watch.verdict(world_rank(peers[i]));
@@ -79,7 +67,7 @@ Latest ThreadsGroup::collective(int rank, const Call& call) {
 
 void ThreadsGroup::arrive(int rank, const Call& call) {
   Lock lock(mutex_);
-  if (broken_ || world_.failed()) give_up(rank, call, world_.reason());
+  if (broken_ || world_.failed()) give_up(rank, call, world_.failure_reason());
   for (std::size_t peer = 0; peer < posted_.size(); ++peer) {
     if (posted_[peer] != nullptr && !same_call(*posted_[peer], call))
       give_up(rank, call, fmt::format("rank {} issued {} instead", members_[peer], describe_with_type(*posted_[peer])));
@@ -132,12 +120,13 @@ void ThreadsGroup::depart(int rank) {
     wake_all();
     return;
   }
-  changed_[static_cast<std::size_t>(rank)].wait(lock, [&] { return closed_ >= round; });
+  const auto closed = [&] { return closed_ >= round; };
+  if (!give_way_until(lock, closed)) changed_[static_cast<std::size_t>(rank)].wait(lock, closed);
 }
 
 Latest ThreadsGroup::pairwise(int rank, const Call& call) {
   Lock lock(mutex_);
-  if (world_.failed()) give_up(rank, call, world_.reason());
+  if (world_.failed()) give_up(rank, call, world_.failure_reason());
   Latest latest = ready(call);
   Message message{&call};
   if (call.destination >= 0) {
@@ -207,7 +196,7 @@ std::shared_ptr<Transport> ThreadsTransport::subgroup(const std::vector<int>& me
 
 void ThreadsTransport::abandon() {
   const int rank = world_rank(rank_);
-  group_->world().fail(rank, fmt::format("rank {} threw an exception", rank), nullptr);
+  group_->world().fail(rank, {fmt::format("rank {} threw an exception", rank), ""});
 }
 
 }  // namespace isomer

@@ -22,31 +22,23 @@ void World::leave(int rank) {
   state.left = true;
 }
 
-void World::fail(int rank, std::string reason, std::exception_ptr error) {
+void World::fail(int rank, Failure failure) {
   std::lock_guard lock(mutex_);
   if (failed_rank_ >= 0) return;
   failed_rank_ = rank;
-  reason_ = std::move(reason);
-  error_ = std::move(error);
+  failure_ = std::move(failure);
   failed_.store(true, std::memory_order_release);
 }
 
-void World::explain(int rank, std::string reason, std::exception_ptr error) {
-  fail(rank, reason, error);
+void World::explain(int rank, Failure failure) {
+  fail(rank, failure);
   std::lock_guard lock(mutex_);
-  if (failed_rank_ != rank || error_) return;
-  reason_ = std::move(reason);
-  error_ = std::move(error);
+  if (failed_rank_ == rank && failure_.message.empty()) failure_ = std::move(failure);
 }
 
-std::string World::reason() const {
+Failure World::failure() const {
   std::lock_guard lock(mutex_);
-  return reason_;
-}
-
-std::exception_ptr World::error() const {
-  std::lock_guard lock(mutex_);
-  return error_;
+  return failure_;
 }
 
 void World::begin_wait(int rank, const Call* call) {
@@ -110,23 +102,6 @@ std::shared_ptr<ThreadsGroup> World::group(int id, const std::vector<int>& membe
     known = group;
   }
   return group;
-}
-
-double StallWatch::age_s(Seen& seen, std::uint64_t value, double now_s) {
-  if (seen.since_s == 0 || seen.value != value) seen = {value, now_s};
-  return now_s - seen.since_s;
-}
-
-std::string StallWatch::verdict(int rank) {
-  if (world_.failed()) return world_.reason();
-  if (world_.has_left(rank)) return fmt::format("rank {} left", rank);
-  const double now_s = wall_clock_s();
-  const double silent_s = age_s(beats_[rank], world_.beat(rank), now_s);
-  const double standstill_s = age_s(progress_, world_.progress(), now_s);
-  // A peer that itself waits is as alive as those it waits for.
-  const double stalled_s = world_.is_waiting(rank) ? std::min(silent_s, standstill_s) : silent_s;
-  if (stalled_s < world_.timeout_s()) return {};
-  return fmt::format("rank {} showed no sign of life for {:g} s{}", rank, world_.timeout_s(), world_.doing(rank));
 }
 
 }  // namespace isomer

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,31 +11,31 @@
 #include <utility>
 #include <vector>
 
+#include "comm/failure.h"
+#include "comm/stall_watch.h"
 #include "comm/transport.h"
 
 namespace isomer {
 
 class ThreadsGroup;
 
-class World {
+class World : public SignsOfLife {
  public:
   World(int num_ranks, double timeout_s);
 
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
-  double timeout_s() const { return timeout_s_; }
+  double timeout_s() const override { return timeout_s_; }
 
   /// The rank runs from here on; `heartbeat` must live until it leaves.
   void join(int rank, const std::atomic<std::uint64_t>& heartbeat);
   void leave(int rank);
 
-  /// The first failure ends the run: `reason` is what the peers' errors say of it ("rank 0 threw: …"), `error` what
-  /// run_group rethrows, null while the rank unwinds.
-  void fail(int rank, std::string reason, std::exception_ptr error);
+  /// The first failure ends the run. Without a message (the rank unwinds) it waits to be explained.
+  void fail(int rank, Failure failure);
   /// What `rank` threw, now that it is known; the same as fail if the run has not failed, nothing if another did.
-  void explain(int rank, std::string reason, std::exception_ptr error);
+  void explain(int rank, Failure failure);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  std::string reason() const;
-  std::exception_ptr error() const;
+  Failure failure() const;
 
   /// Brackets the time in which `rank` waits for peers inside `call` (null: for its turn in a dry run).
   void begin_wait(int rank, const Call* call);
@@ -44,13 +43,12 @@ class World {
   /// A call of this rank is complete, which is a sign of life.
   void completed(int rank);
 
-  bool has_left(int rank) const;
-  bool is_waiting(int rank) const;
-  /// What rank waits in, for errors: " (in all_gather 'k' (forward))", or nothing.
-  std::string doing(int rank) const;
-  std::uint64_t beat(int rank) const;
-  /// Changes while any rank gets anywhere.
-  std::uint64_t progress() const;
+  std::string failure_reason() const override { return failed() ? failure().reason : ""; }
+  bool has_left(int rank) const override;
+  bool is_waiting(int rank) const override;
+  std::string doing(int rank) const override;
+  std::uint64_t beat(int rank) const override;
+  std::uint64_t progress() const override;
 
   /// The group of these world ranks; the same object for all who ask while one of them holds it.
   std::shared_ptr<ThreadsGroup> group(int id, const std::vector<int>& members);
@@ -71,28 +69,7 @@ class World {
   std::map<std::pair<int, std::vector<int>>, std::weak_ptr<ThreadsGroup>> groups_;
   std::atomic<bool> failed_{false};
   int failed_rank_ = -1;
-  std::string reason_;
-  std::exception_ptr error_;
-};
-
-/// Watches the peers that one waiting call misses.
-class StallWatch {
- public:
-  explicit StallWatch(const World& world) : world_(world) {}
-  /// Why to give up waiting for `rank`: the run failed, it left, or it has stalled. Empty: wait on.
-  std::string verdict(int rank);
-
- private:
-  struct Seen {
-    std::uint64_t value = 0;
-    double since_s = 0;
-  };
-  /// Seconds since `value` was first seen unchanged.
-  static double age_s(Seen& seen, std::uint64_t value, double now_s);
-
-  const World& world_;
-  std::map<int, Seen> beats_;
-  Seen progress_;
+  Failure failure_;
 };
 
 }  // namespace isomer

@@ -15,7 +15,8 @@ namespace isomer::attention_blocks {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_inff();
-constexpr std::int64_t kMaxBlock = 128;  // columns and keys
+constexpr std::int64_t kMaxColumns = 256;  // of a block
+constexpr std::int64_t kMaxKeys = 128;
 /// The running maximum is followed only when exceeded by this, in powers of two: probabilities stay below 2^8.
 constexpr float kRescaleThreshold = 8;
 
@@ -24,6 +25,11 @@ constexpr std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? 
 
 template <class Isa>
 inline constexpr std::int64_t kPanel = std::int64_t{Isa::kLanes} * Isa::kVectors;
+
+struct BlockSizes {
+  std::int64_t columns;
+  std::int64_t keys;
+};
 
 /// Hands out pieces of scratch; with a null base it only adds up sizes.
 class Scratch {
@@ -67,10 +73,10 @@ template <class Isa>
 struct ColumnBlock {
   std::int64_t count = 0;
   std::int64_t num_panels = 0;
-  std::int64_t row[kMaxBlock];   // tensor row of the query
-  std::int64_t head[kMaxBlock];  // query head
-  std::int32_t position[kMaxBlock];
-  std::int32_t segment[kMaxBlock];  // beyond count: a position that sees no key
+  std::int64_t row[kMaxColumns];   // tensor row of the query
+  std::int64_t head[kMaxColumns];  // query head
+  std::int32_t position[kMaxColumns];
+  std::int32_t segment[kMaxColumns];  // beyond count: a position that sees no key
   std::int32_t position_range[2];
   std::int32_t segment_range[2];
 
@@ -105,15 +111,24 @@ struct ColumnBlock {
 /// Keys [begin, begin + count) and which of them each panel sees.
 template <class Isa>
 struct KeyBlock {
-  static constexpr std::int64_t kMaxPanels = kMaxBlock / kPanel<Isa>;
+  static constexpr std::int64_t kMaxPanels = kMaxColumns / kPanel<Isa>;
   std::int64_t begin = 0;
   std::int64_t count = 0;
   bool masked = false;             // some column does not see some key
   std::int64_t first[kMaxPanels];  // keys [first, last) of the block are computed for the panel:
   std::int64_t last[kMaxPanels];   // whole register blocks; empty where the panel sees nothing
 
+  /// Goes to the next block of at most `step` keys from `from` on that some column sees; false if there is none.
+  bool find_next(const AttentionProblem& p, const ColumnBlock<Isa>& columns, std::int64_t from, std::int64_t end,
+                 std::int64_t step) {
+    for (; from < end; from += step)
+      if (fill(p, columns, from, smaller(step, end - from))) return true;
+    return false;
+  }
+
   /// False if no column sees any key; such a block is skipped.
-  bool fill(const AttentionProblem& p, const ColumnBlock<Isa>& columns, std::int64_t key_begin, std::int64_t num) {
+  [[gnu::noinline]] bool fill(const AttentionProblem& p, const ColumnBlock<Isa>& columns, std::int64_t key_begin,
+                              std::int64_t num) {
     begin = key_begin;
     count = num;
     const std::int32_t* position = p.keys.position + begin;
@@ -154,6 +169,38 @@ struct KeyBlock {
     }
     first[panel] = high == 0 ? 0 : low / Isa::kRows * Isa::kRows;
     last[panel] = round_up(high, Isa::kRows);
+  }
+};
+
+/// Brings the rows of the next key block into the second-level cache, one key a call, while the current one is
+/// computed: rows of one head are far apart, and copying them cold costs a sixth of the time.
+template <class Isa>
+struct Prefetch {
+  const AttentionProblem* problem = nullptr;
+  std::int64_t kv_head = 0;
+  std::int64_t key = 0;    // of k, brought in beside products with K
+  std::int64_t value = 0;  // of v, beside products with V
+  std::int64_t end = 0;
+
+  void one_key() {
+    if (key >= end) return;
+    const std::int64_t row = problem->keys.row[key++];
+    prefetch_row(problem->k[0], row, kv_head);
+    prefetch_row(problem->k[1], row, 0);
+  }
+  void one_value() {
+    if (value >= end) return;
+    if (problem->v.data != problem->k[0].data) prefetch_row(problem->v, problem->keys.row[value], kv_head);
+    ++value;
+  }
+
+ private:
+  static void prefetch_row(const HeadRows& x, std::int64_t row, std::int64_t head) {
+    if (x.width == 0) return;
+    const auto* data = reinterpret_cast<const char*>(x.template at<const typename Isa::Storage>(row, head));
+    const std::int64_t bytes = x.width * static_cast<std::int64_t>(sizeof(typename Isa::Storage));
+    for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at, 0, 2);
+    __builtin_prefetch(data + bytes - 1, 0, 2);
   }
 };
 
@@ -210,9 +257,11 @@ template <class Isa, int NV>
 
 /// c[row][lane] = Σ_u a[row][u] · b[u][lane] for rows [begin, end), whole register blocks. c has kPanel lanes a row.
 template <class Isa, int NV>
-inline void multiply_rows(const typename Isa::Unit* a, std::int64_t a_stride, const typename Isa::Unit* b,
-                          std::int64_t units, typename Isa::Unit* c, std::int64_t begin, std::int64_t end) {
+[[gnu::noinline]] void multiply_rows(const typename Isa::Unit* a, std::int64_t a_stride, const typename Isa::Unit* b,
+                                     std::int64_t units, typename Isa::Unit* c, std::int64_t begin, std::int64_t end,
+                                     Prefetch<Isa>& prefetch) {
   for (std::int64_t row = begin; row < end; row += Isa::kRows) {
+    prefetch.one_key();
     typename Isa::V acc[Isa::kRows][NV];
     clear<Isa, NV>(acc);
     multiply<Isa, NV, ARows::strided>(acc, a + row * a_stride, a_stride, b, units);
@@ -225,9 +274,11 @@ inline void multiply_rows(const typename Isa::Unit* a, std::int64_t a_stride, co
 
 /// c[row][lane] += Σ_s a[s][row] · b[s][lane] for rows [0, num_rows), whole register blocks.
 template <class Isa, int NV>
-inline void add_transposed_product(const typename Isa::Unit* a, std::int64_t a_stride, const typename Isa::Unit* b,
-                                   std::int64_t steps, typename Isa::Unit* c, std::int64_t num_rows) {
+[[gnu::noinline]] void add_transposed_product(const typename Isa::Unit* a, std::int64_t a_stride,
+                                              const typename Isa::Unit* b, std::int64_t steps, typename Isa::Unit* c,
+                                              std::int64_t num_rows, Prefetch<Isa>& prefetch) {
   for (std::int64_t row = 0; row < num_rows; row += Isa::kRows) {
+    prefetch.one_value();
     typename Isa::V acc[Isa::kRows][NV];
     clear<Isa, NV>(acc);
     multiply<Isa, NV, ARows::adjacent>(acc, a + row, a_stride, b, steps);
@@ -286,8 +337,8 @@ template <class Isa>
 
 /// dst[panel][unit][lane] of columns; `rows` units a panel (whole transposes). `temp`: [kPanel, rows].
 template <class Isa, class CopyColumn>
-inline void pack_transposed(const ColumnBlock<Isa>& columns, std::int64_t units, std::int64_t rows,
-                            typename Isa::Unit* temp, typename Isa::Unit* dst, CopyColumn&& copy_column) {
+[[gnu::noinline]] void pack_transposed(const ColumnBlock<Isa>& columns, std::int64_t units, std::int64_t rows,
+                                       typename Isa::Unit* temp, typename Isa::Unit* dst, CopyColumn&& copy_column) {
   for (std::int64_t panel = 0; panel < columns.num_panels; ++panel, dst += rows * kPanel<Isa>) {
     for (std::int64_t lane = 0; lane < kPanel<Isa>; ++lane) {
       const std::int64_t c = panel * kPanel<Isa> + lane;
@@ -305,8 +356,8 @@ inline void pack_transposed(const ColumnBlock<Isa>& columns, std::int64_t units,
 
 /// The reverse for one panel of results: rows[lane][rows] from src[row][lane].
 template <class Isa>
-inline void unpack_transposed(const typename Isa::Unit* src, std::int64_t width, std::int64_t rows,
-                              typename Isa::Unit* dst) {
+[[gnu::noinline]] void unpack_transposed(const typename Isa::Unit* src, std::int64_t width, std::int64_t rows,
+                                         typename Isa::Unit* dst) {
   for (std::int64_t lane = 0; lane < kPanel<Isa>; lane += Isa::kLanes)
     for (std::int64_t row = 0; row < width; row += Isa::kLanes)
       Isa::transpose(src + row * kPanel<Isa> + lane, kPanel<Isa>, dst + lane * rows + row, rows);

@@ -8,9 +8,9 @@
 namespace isomer::attention_blocks {
 
 template <class Isa>
-ForwardBlockSizes backward_block_sizes(const AttentionShape& s) {
+BlockSizes backward_block_sizes(const AttentionShape& s) {
   const std::int64_t row_bytes = (s.key_width + s.rope_width + s.value_width) * 4 / Isa::kPack;
-  const std::int64_t size = row_bytes > 1536 ? kMaxBlock / 2 : kMaxBlock;
+  const std::int64_t size = row_bytes > 1536 ? kMaxKeys / 2 : kMaxKeys;
   return {size, size};
 }
 
@@ -42,7 +42,7 @@ struct BackwardBuffers {
     delta = scratch.take<Unit>(sizes.columns);
   }
   Widths<Isa> width;
-  ForwardBlockSizes sizes;
+  BlockSizes sizes;
   std::int64_t q_rows, dout_rows, k_stride;
   Unit* q;           // [panels][q_rows][kPanel]
   Unit* dout;        // [panels][dout_rows][kPanel]
@@ -64,8 +64,8 @@ struct BackwardBuffers {
 
 /// Columns as steps of a reduction over columns: dst[element panel][column / kPack][kPanel].
 template <class Isa>
-inline void pack_column_steps(const HeadRows& x, const ColumnBlock<Isa>& columns, std::int64_t block_columns,
-                              typename Isa::Unit* dst) {
+[[gnu::noinline]] void pack_column_steps(const HeadRows& x, const ColumnBlock<Isa>& columns, std::int64_t block_columns,
+                                         typename Isa::Unit* dst) {
   using Storage = typename Isa::Storage;
   const auto row = [&](std::int64_t c, std::int64_t i) -> const Storage* {
     return c < columns.count ? x.template at<const Storage>(columns.row[c], columns.head[c]) + i : nullptr;
@@ -80,7 +80,8 @@ inline void pack_column_steps(const HeadRows& x, const ColumnBlock<Isa>& columns
 }
 
 template <class Isa>
-inline void pack_statistics(const AttentionProblem& p, const ColumnBlock<Isa>& columns, const BackwardBuffers<Isa>& b) {
+[[gnu::noinline]] void pack_statistics(const AttentionProblem& p, const ColumnBlock<Isa>& columns,
+                                       const BackwardBuffers<Isa>& b) {
   using Storage = typename Isa::Storage;
   for (std::int64_t c = 0; c < columns.num_panels * kPanel<Isa>; ++c) {
     b.lse[c] = kInfinity;
@@ -114,8 +115,8 @@ inline void pack_columns(const AttentionProblem& p, const ColumnBlock<Isa>& colu
 }
 
 template <class Isa>
-inline void pack_block_keys(const AttentionProblem& p, std::int64_t kv_head, const KeyBlock<Isa>& keys,
-                            const BackwardBuffers<Isa>& b) {
+[[gnu::noinline]] void pack_block_keys(const AttentionProblem& p, std::int64_t kv_head, const KeyBlock<Isa>& keys,
+                                       const BackwardBuffers<Isa>& b) {
   using Storage = typename Isa::Storage;
   pack_keys<Isa>(p, kv_head, keys, b.width, b.k);
   if constexpr (Isa::kPack > 1) {
@@ -131,8 +132,8 @@ inline void pack_block_keys(const AttentionProblem& p, std::int64_t kv_head, con
 
 /// P and dS of one panel from S and dP, as rows and (dS) as steps over keys. Rows that are not computed become zero.
 template <class Isa>
-inline void differentiate_softmax(const AttentionProblem& p, const BackwardBuffers<Isa>& b, std::int64_t panel,
-                                  const KeyBlock<Isa>& keys) {
+[[gnu::noinline]] void differentiate_softmax(const AttentionProblem& p, const BackwardBuffers<Isa>& b,
+                                             std::int64_t panel, const KeyBlock<Isa>& keys) {
   using V = typename Isa::V;
   const std::int64_t stride = b.sizes.columns / Isa::kPack;
   const std::int64_t last = smaller(keys.last[panel], keys.count);
@@ -170,15 +171,15 @@ inline void differentiate_softmax(const AttentionProblem& p, const BackwardBuffe
 
 template <class Isa>
 inline void backward_panel(const AttentionProblem& p, const BackwardBuffers<Isa>& b, const ColumnBlock<Isa>& columns,
-                           std::int64_t panel, const KeyBlock<Isa>& keys) {
+                           std::int64_t panel, const KeyBlock<Isa>& keys, Prefetch<Isa>& prefetch) {
   constexpr int kVectors = Isa::kVectors;
   const std::int64_t first = keys.first[panel];
   const std::int64_t last = keys.last[panel];
   if (first < last) {
     multiply_rows<Isa, kVectors>(b.k, b.width.key_units, b.q + panel * b.q_rows * kPanel<Isa>, b.width.key_units, b.s,
-                                 first, last);
+                                 first, last, prefetch);
     multiply_rows<Isa, kVectors>(b.v, b.width.value_units, b.dout + panel * b.dout_rows * kPanel<Isa>,
-                                 b.width.value_units, b.dp, first, last);
+                                 b.width.value_units, b.dp, first, last, prefetch);
     if (keys.masked) mask_panel<Isa, kVectors>(p, columns, panel, keys, b.s);
   }
   differentiate_softmax<Isa>(p, b, panel, keys);
@@ -187,13 +188,14 @@ inline void backward_panel(const AttentionProblem& p, const BackwardBuffers<Isa>
   const std::int64_t end = round_up(smaller(last, keys.count), Isa::kPack) / Isa::kPack;
   add_transposed_product<Isa, kVectors>(b.k_steps + step * b.k_stride, b.k_stride, b.ds_steps + step * kPanel<Isa>,
                                         end - step, b.dq + panel * b.width.key_rows * kPanel<Isa>,
-                                        round_up(b.width.key, Isa::kRows));
+                                        round_up(b.width.key, Isa::kRows), prefetch);
 }
 
 /// rows[i] + [0, n) += Σ_s a(i, s) · x(s) for one register block; a null row is left out.
 template <class Isa, int NV>
-inline void add_to_rows(const typename Isa::Unit* a, std::int64_t a_stride, const typename Isa::Unit* x,
-                        std::int64_t steps, typename Isa::Unit* const* rows, std::int64_t offset, std::int64_t n) {
+[[gnu::noinline]] void add_to_rows(const typename Isa::Unit* a, std::int64_t a_stride, const typename Isa::Unit* x,
+                                   std::int64_t steps, typename Isa::Unit* const* rows, std::int64_t offset,
+                                   std::int64_t n) {
   for (int i = 0; i < Isa::kRows; ++i) {
     if (rows[i] == nullptr) continue;
     for (int v = 0; v < NV; ++v) __builtin_prefetch(rows[i] + offset + v * Isa::kLanes, 1);
@@ -225,7 +227,7 @@ inline void add_to_keys(const AttentionProblem& p, const GradientRows& sums, std
   using Unit = typename Isa::Unit;
   const std::int64_t stride = block_columns / Isa::kPack;
   constexpr std::int64_t kPanelSteps = kPanel<Isa> / Isa::kPack;
-  Unit* rows[kMaxBlock];
+  Unit* rows[kMaxKeys];
   for (std::int64_t key = 0; key < round_up(keys.count, Isa::kRows); ++key) {
     const std::int64_t token = keys.begin + key;
     const bool real = key < keys.count;
@@ -255,7 +257,8 @@ inline void add_to_keys(const AttentionProblem& p, const GradientRows& sums, std
 }
 
 template <class Isa>
-inline void finish_backward(const AttentionProblem& p, const ColumnBlock<Isa>& columns, const BackwardBuffers<Isa>& b) {
+[[gnu::noinline]] void finish_backward(const AttentionProblem& p, const ColumnBlock<Isa>& columns,
+                                       const BackwardBuffers<Isa>& b) {
   for (std::int64_t panel = 0; panel < columns.num_panels; ++panel) {
     unpack_transposed<Isa>(b.dq + panel * b.width.key_rows * kPanel<Isa>, b.width.key, b.width.key_rows, b.temp);
     const std::int64_t begin = panel * kPanel<Isa>;
@@ -275,11 +278,17 @@ void backward_block(const AttentionProblem& p, const BackwardTask& task, char* m
   ColumnBlock<Isa> columns;
   columns.fill(p, task.kv_head, task.column_begin, task.num_columns);
   pack_columns<Isa>(p, columns, b);
-  KeyBlock<Isa> keys;
-  for (std::int64_t begin = 0; begin < p.keys.size; begin += b.sizes.keys) {
-    if (!keys.fill(p, columns, begin, smaller(b.sizes.keys, p.keys.size - begin))) continue;
+  KeyBlock<Isa> blocks[2];
+  bool more = blocks[0].find_next(p, columns, 0, p.keys.size, b.sizes.keys);
+  for (int i = 0; more; i ^= 1) {
+    const KeyBlock<Isa>& keys = blocks[i];
+    KeyBlock<Isa>& next = blocks[i ^ 1];
+    more = next.find_next(p, columns, keys.begin + b.sizes.keys, p.keys.size, b.sizes.keys);
+    Prefetch<Isa> prefetch;
+    if (more) prefetch = {&p, task.kv_head, next.begin, next.begin, next.begin + next.count};
     pack_block_keys<Isa>(p, task.kv_head, keys, b);
-    for (std::int64_t panel = 0; panel < columns.num_panels; ++panel) backward_panel<Isa>(p, b, columns, panel, keys);
+    for (std::int64_t panel = 0; panel < columns.num_panels; ++panel)
+      backward_panel<Isa>(p, b, columns, panel, keys, prefetch);
     add_to_keys<Isa>(p, task.dv, b.width.value, keys, columns.num_panels, b.sizes.columns, b.p_rows, b.dout_steps);
     for (int part = 0; part < 2; ++part)
       add_to_keys<Isa>(p, task.dk[part], b.width.part[part], keys, columns.num_panels, b.sizes.columns, b.ds_rows,

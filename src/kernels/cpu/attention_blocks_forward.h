@@ -5,16 +5,16 @@
 
 namespace isomer::attention_blocks {
 
-struct ForwardBlockSizes {
-  std::int64_t columns;
-  std::int64_t keys;
-};
-
-/// Q, O, K and V of a block pair should stay in 1 MiB of second-level cache.
+/// Q, O, K and V of a block pair should stay in 1 MiB of second-level cache, beside what else passes through it. More
+/// columns copy the keys less often.
 template <class Isa>
-ForwardBlockSizes forward_block_sizes(const AttentionShape& s) {
-  const std::int64_t row_bytes = (s.key_width + s.rope_width + s.value_width) * 4 / Isa::kPack;
-  return {kMaxBlock, row_bytes > 2560 ? kMaxBlock / 2 : kMaxBlock};
+BlockSizes forward_block_sizes(const AttentionShape& s) {
+  constexpr std::int64_t kCacheBytes = 640 * 1024;
+  const std::int64_t key_bytes = (s.key_width + s.rope_width + s.value_width) * 4 / Isa::kPack;
+  const std::int64_t column_bytes = (s.key_width + s.rope_width) * 4 / Isa::kPack + s.value_width * 4;
+  const std::int64_t keys = key_bytes > 2560 ? kMaxKeys / 2 : kMaxKeys;
+  const bool all = kMaxColumns * column_bytes + keys * key_bytes <= kCacheBytes;
+  return {all ? kMaxColumns : kMaxColumns / 2, keys};
 }
 
 template <class Isa>
@@ -33,7 +33,7 @@ struct ForwardBuffers {
     sum = scratch.take<Unit>(sizes.columns);
   }
   Widths<Isa> width;
-  ForwardBlockSizes sizes;
+  BlockSizes sizes;
   Unit* q;        // [panels][key_units rounded up][kPanel]
   Unit* out;      // [panels][value_rows][kPanel], not yet divided by sum
   Unit* k;        // [keys][key_units]
@@ -46,8 +46,8 @@ struct ForwardBuffers {
 };
 
 template <class Isa>
-inline void pack_queries(const AttentionProblem& p, const ColumnBlock<Isa>& columns, const Widths<Isa>& width,
-                         typename Isa::Unit* temp, typename Isa::Unit* dst) {
+[[gnu::noinline]] void pack_queries(const AttentionProblem& p, const ColumnBlock<Isa>& columns,
+                                    const Widths<Isa>& width, typename Isa::Unit* temp, typename Isa::Unit* dst) {
   pack_transposed<Isa>(columns, width.key_units, round_up(width.key_units, Isa::kLanes), temp, dst,
                        [&](std::int64_t c, typename Isa::Unit* row) {
                          copy_parts<Isa>(p.q, {columns.head[c], columns.head[c]}, columns.row[c], row);
@@ -56,8 +56,8 @@ inline void pack_queries(const AttentionProblem& p, const ColumnBlock<Isa>& colu
 
 /// K as units along its width, whole register blocks of rows.
 template <class Isa>
-inline void pack_keys(const AttentionProblem& p, std::int64_t kv_head, const KeyBlock<Isa>& keys,
-                      const Widths<Isa>& width, typename Isa::Unit* dst) {
+[[gnu::noinline]] void pack_keys(const AttentionProblem& p, std::int64_t kv_head, const KeyBlock<Isa>& keys,
+                                 const Widths<Isa>& width, typename Isa::Unit* dst) {
   for (std::int64_t key = 0; key < keys.count; ++key)
     copy_parts<Isa>(p.k, {kv_head, 0}, p.keys.row[keys.begin + key], dst + key * width.key_units);
   for (std::int64_t key = keys.count; key < round_up(keys.count, Isa::kRows); ++key)
@@ -66,8 +66,8 @@ inline void pack_keys(const AttentionProblem& p, std::int64_t kv_head, const Key
 
 /// Rows of x as steps of a reduction over keys: dst[key / kPack][stride].
 template <class Isa>
-inline void pack_key_steps(const AttentionProblem& p, const HeadRows& x, std::int64_t head, const KeyBlock<Isa>& keys,
-                           std::int64_t stride, typename Isa::Unit* dst) {
+[[gnu::noinline]] void pack_key_steps(const AttentionProblem& p, const HeadRows& x, std::int64_t head,
+                                      const KeyBlock<Isa>& keys, std::int64_t stride, typename Isa::Unit* dst) {
   using Storage = typename Isa::Storage;
   for (std::int64_t key = 0; key < keys.count; key += Isa::kPack) {
     const auto row = [&](std::int64_t i) -> const Storage* {
@@ -79,8 +79,8 @@ inline void pack_key_steps(const AttentionProblem& p, const HeadRows& x, std::in
 
 /// Sets s to −∞ where a column does not see a key.
 template <class Isa, int NV>
-inline void mask_panel(const AttentionProblem& p, const ColumnBlock<Isa>& columns, std::int64_t panel,
-                       const KeyBlock<Isa>& keys, typename Isa::Unit* s) {
+[[gnu::noinline]] void mask_panel(const AttentionProblem& p, const ColumnBlock<Isa>& columns, std::int64_t panel,
+                                  const KeyBlock<Isa>& keys, typename Isa::Unit* s) {
   const std::int64_t last = smaller(keys.last[panel], keys.count);
   for (std::int64_t key = keys.first[panel]; key < last; ++key) {
     const std::int32_t position = p.keys.position[keys.begin + key];
@@ -95,9 +95,9 @@ inline void mask_panel(const AttentionProblem& p, const ColumnBlock<Isa>& column
 
 /// Follows the running maximum of a panel: where the block's is larger by the threshold, rescales sum and out.
 template <class Isa, int NV>
-inline void update_maximum(const typename Isa::Unit* s, std::int64_t first, std::int64_t last, float scale,
-                           typename Isa::Unit* maximum, typename Isa::Unit* sum, typename Isa::Unit* out,
-                           std::int64_t rows) {
+[[gnu::noinline]] void update_maximum(const typename Isa::Unit* s, std::int64_t first, std::int64_t last, float scale,
+                                      typename Isa::Unit* maximum, typename Isa::Unit* sum, typename Isa::Unit* out,
+                                      std::int64_t rows) {
   using V = typename Isa::V;
   V largest[2][NV];
   for (int v = 0; v < NV; ++v) largest[0][v] = largest[1][v] = Isa::set(-kInfinity);
@@ -128,8 +128,8 @@ inline void update_maximum(const typename Isa::Unit* s, std::int64_t first, std:
 
 /// P = 2^(scale · S − maximum) into p as steps over keys; adds to sum.
 template <class Isa, int NV>
-inline void exponentiate(const typename Isa::Unit* s, std::int64_t first, std::int64_t last, float scale,
-                         const typename Isa::Unit* maximum, typename Isa::Unit* sum, typename Isa::Unit* p) {
+[[gnu::noinline]] void exponentiate(const typename Isa::Unit* s, std::int64_t first, std::int64_t last, float scale,
+                                    const typename Isa::Unit* maximum, typename Isa::Unit* sum, typename Isa::Unit* p) {
   using V = typename Isa::V;
   for (int v = 0; v < NV; ++v) {
     const V reference = Isa::load(maximum + v * Isa::kLanes);
@@ -160,7 +160,8 @@ inline void exponentiate(const typename Isa::Unit* s, std::int64_t first, std::i
 
 template <class Isa, int NV>
 inline void forward_panel(const AttentionProblem& problem, const ForwardBuffers<Isa>& b,
-                          const ColumnBlock<Isa>& columns, std::int64_t panel, const KeyBlock<Isa>& keys) {
+                          const ColumnBlock<Isa>& columns, std::int64_t panel, const KeyBlock<Isa>& keys,
+                          Prefetch<Isa>& prefetch) {
   const std::int64_t first = keys.first[panel];
   const std::int64_t last = keys.last[panel];
   const std::int64_t seen = smaller(last, keys.count);
@@ -171,20 +172,20 @@ inline void forward_panel(const AttentionProblem& problem, const ForwardBuffers<
   auto* maximum = b.maximum + panel * kPanel<Isa>;
   auto* sum = b.sum + panel * kPanel<Isa>;
   multiply_rows<Isa, NV>(b.k, b.width.key_units, b.q + panel * q_rows * kPanel<Isa>, b.width.key_units, b.s, first,
-                         last);
+                         last, prefetch);
   if (keys.masked) mask_panel<Isa, NV>(problem, columns, panel, keys, b.s);
   update_maximum<Isa, NV>(b.s, first, seen, scale, maximum, sum, out, b.width.value);
   exponentiate<Isa, NV>(b.s, first, seen, scale, maximum, sum, b.p);
   const std::int64_t step = first / Isa::kPack;
   add_transposed_product<Isa, NV>(b.v + step * b.width.value_rows, b.width.value_rows, b.p + step * kPanel<Isa>,
                                   round_up(seen, Isa::kPack) / Isa::kPack - step, out,
-                                  round_up(b.width.value, Isa::kRows));
+                                  round_up(b.width.value, Isa::kRows), prefetch);
 }
 
 /// Divides by the sums and writes out and lse, to the tensors or to the task's partial results.
 template <class Isa>
-inline void finish_forward(const AttentionProblem& p, const ForwardTask& task, const ColumnBlock<Isa>& columns,
-                           const ForwardBuffers<Isa>& b) {
+[[gnu::noinline]] void finish_forward(const AttentionProblem& p, const ForwardTask& task,
+                                      const ColumnBlock<Isa>& columns, const ForwardBuffers<Isa>& b) {
   for (std::int64_t panel = 0; panel < columns.num_panels; ++panel) {
     unpack_transposed<Isa>(b.out + panel * b.width.value_rows * kPanel<Isa>, b.width.value, b.width.value_rows, b.temp);
     const std::int64_t begin = panel * kPanel<Isa>;
@@ -218,17 +219,22 @@ void forward_block(const AttentionProblem& problem, const ForwardTask& task, cha
     b.maximum[c] = -kInfinity;
     b.sum[c] = 0;
   }
-  KeyBlock<Isa> keys;
-  for (std::int64_t begin = task.key_begin; begin < task.key_end; begin += b.sizes.keys) {
-    if (!keys.fill(problem, columns, begin, smaller(b.sizes.keys, task.key_end - begin))) continue;
+  KeyBlock<Isa> blocks[2];
+  bool more = blocks[0].find_next(problem, columns, task.key_begin, task.key_end, b.sizes.keys);
+  for (int i = 0; more; i ^= 1) {
+    const KeyBlock<Isa>& keys = blocks[i];
+    KeyBlock<Isa>& next = blocks[i ^ 1];
+    more = next.find_next(problem, columns, keys.begin + b.sizes.keys, task.key_end, b.sizes.keys);
+    Prefetch<Isa> prefetch;
+    if (more) prefetch = {&problem, task.kv_head, next.begin, next.begin, next.begin + next.count};
     pack_keys<Isa>(problem, task.kv_head, keys, b.width, b.k);
     pack_key_steps<Isa>(problem, problem.v, task.kv_head, keys, b.width.value_rows, b.v);
     for (std::int64_t panel = 0; panel < columns.num_panels; ++panel) {
       const bool narrow = columns.count - panel * kPanel<Isa> <= Isa::kLanes;
       if (narrow) {
-        forward_panel<Isa, 1>(problem, b, columns, panel, keys);
+        forward_panel<Isa, 1>(problem, b, columns, panel, keys, prefetch);
       } else {
-        forward_panel<Isa, Isa::kVectors>(problem, b, columns, panel, keys);
+        forward_panel<Isa, Isa::kVectors>(problem, b, columns, panel, keys, prefetch);
       }
     }
   }

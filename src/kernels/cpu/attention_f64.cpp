@@ -1,6 +1,8 @@
 // Attention blocks in float64 on OpenBLAS: what references are computed with, so plain and only decently fast.
 #include <cblas.h>
 
+#include "kernels/cpu/gemm.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -50,6 +52,7 @@ void product(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, std::int64_t m, std::int64_
              std::int64_t a_stride, const double* b, std::int64_t b_stride, double beta, double* c,
              std::int64_t c_stride) {
   if (m == 0 || n == 0) return;
+  use_one_library_thread();
   cblas_dgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0, a,
               static_cast<int>(std::max<std::int64_t>(1, a_stride)), b,
               static_cast<int>(std::max<std::int64_t>(1, b_stride)), beta, c, static_cast<int>(c_stride));

@@ -146,6 +146,11 @@ void clear_result(const GemmParams& p) {
 void use_one_library_thread() {
   using SetNumThreads = void (*)(int);
   static const auto set_num_threads = reinterpret_cast<SetNumThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  static const bool openblas_told = [] {
+    openblas_set_num_threads(1);  // a process-wide setting
+    return true;
+  }();
+  static_cast<void>(openblas_told);
   thread_local const bool done = [] {
     if (set_num_threads != nullptr) set_num_threads(1);
     return true;

@@ -28,8 +28,8 @@ struct GemmParams {
 void gemm(const GemmParams& params);
 std::string describe_gemm(DType in, DType out);
 
-/// Makes OpenMP regions inside libraries run on the calling thread alone; without it oneDNN called from own threads
-/// falls to a third of its speed. Idempotent and cheap; every thread that calls a library runs it once.
+/// Makes libraries work on the calling thread alone: OpenMP regions inside oneDNN, which called from own threads would
+/// fall to a third of its speed, and OpenBLAS. Idempotent and cheap; every thread calls it before it calls a library.
 void use_one_library_thread();
 
 }  // namespace isomer::cpu

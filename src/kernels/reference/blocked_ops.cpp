@@ -10,6 +10,8 @@
 
 #include <cblas.h>
 
+#include "kernels/cpu/gemm.h"
+
 namespace isomer::reference {
 namespace {
 
@@ -107,6 +109,7 @@ void parallel_tasks(std::int64_t num_tasks, int num_threads, const std::function
 void gemm(const Gemm& p) {
   const auto width = [](std::int64_t value) { return static_cast<blasint>(std::max<std::int64_t>(value, 1)); };
   if (p.m == 0 || p.n == 0) return;
+  cpu::use_one_library_thread();
   cblas_dgemm(CblasRowMajor, p.a_transposed ? CblasTrans : CblasNoTrans, p.b_transposed ? CblasTrans : CblasNoTrans,
               static_cast<blasint>(p.m), static_cast<blasint>(p.n), static_cast<blasint>(p.k), p.alpha, p.a,
               width(p.a_stride), p.b, width(p.b_stride), p.beta, p.c, width(p.c_stride));

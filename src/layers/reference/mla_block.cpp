@@ -35,7 +35,7 @@ class MlaBlock {
   /// What head `head` of sequence `b` reads; `task` = b · h + head.
   reference::AttentionHead attention_head(std::int64_t task) const;
   reference::AttentionHeadOutput attention_output(std::int64_t task);
-  /// Gradients of q (in place of nothing: written), of [k_nope | v] per head, and of the shared rope key.
+  /// Adds to the gradients of q and the shared rope key before rotation, and of [k_nope | v] per head.
   void attention_backward(const Values& dattention, Values& dq, Values& dkv, Values& dk_rope);
   void latent_backward(const Values& dkv, const Values& dk_rope, Values& du);
   void queries_backward(const Values& dq, Values& du);
@@ -49,7 +49,7 @@ class MlaBlock {
   /// Enters the gradient of the norm's weight; returns that of its input.
   Values norm_backward(const Values& dy_rows, const Values& x_rows, const Values& weight, double eps,
                        const std::string& name);
-  /// Rotates the last r of every `width` elements of `rows`, whose first row stands at the first token.
+  /// Rotates the last r of every `width` elements; the first of them belong to the first token.
   void rotate(Values& values, std::int64_t width, bool backward) const;
 
   const ModelConfig& config_;
@@ -306,7 +306,7 @@ void MlaBlock::rotate(Values& values, std::int64_t width, bool backward) const {
 void validate(const ModelConfig& config, const MlaReferenceWeights& weights, std::int64_t seq, std::int64_t batch,
               const Values& x, const Values& dy) {
   if (config.attention != AttentionKind::mla) invalid_argument("{} is not an MLA model", config.name);
-  if (seq < 0 || batch < 0) invalid_argument("seq {} and batch {} must not be negative", seq, batch);
+  if (seq < 1 || batch < 1) invalid_argument("seq {} and batch {} must be at least 1", seq, batch);
   for (const MlaReferenceWeight& weight : mla_reference_weights(config)) {
     check_size(weight.name, weights.*weight.member, weight.shape, weight.optional);
   }
@@ -333,7 +333,8 @@ std::vector<MlaReferenceWeight> mla_reference_weights(const ModelConfig& config)
   list.push_back(
       {"self_attn.kv_a_proj_with_mqa.weight", &W::kv_a_proj_with_mqa, {config.latent_width(), hidden}, false});
   list.push_back({"self_attn.kv_a_proj_with_mqa.bias", &W::kv_a_proj_bias, {config.latent_width()}, true});
-  list.push_back({"self_attn.kv_a_layernorm.weight", &W::kv_a_layernorm, {config.kv_lora_rank}, true});
+  list.push_back(
+      {"self_attn.kv_a_layernorm.weight", &W::kv_a_layernorm, {config.kv_lora_rank}, !config.kv_a_layernorm});
   const Shape kv_b_shape = {h * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank};
   list.push_back({"self_attn.kv_b_proj.weight", &W::kv_b_proj, kv_b_shape, false});
   list.push_back({"self_attn.o_proj.weight", &W::o_proj, {hidden, h * config.v_head_dim}, false});

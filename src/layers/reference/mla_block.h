@@ -1,5 +1,5 @@
 // Float64 reference of one attention block with MLA on one rank, forward and backward: y = x + W_o · attention(MLA(
-// RMSNorm(x))). Written from model-math alone and sharing nothing with the fast path but the RoPE table.
+// RMSNorm(x))). Written from the equations alone and sharing nothing with the fast path but the RoPE table.
 #pragma once
 
 #include <cstdint>

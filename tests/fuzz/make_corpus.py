@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Writes the seeds of the fuzzers: corpus/{safetensors,config}/{good,bad}-*. Deterministic; run it after adding one."""
+
+import json
+import struct
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MODELS = HERE.parent.parent / "models"
+
+
+def file(header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else (header if isinstance(header, str) else json.dumps(header)).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def safetensors_seeds():
+    x = lambda n: bytes(i * 7 % 256 for i in range(n))
+    good = {"t": tensor("F32", [2], 0, 8)}
+    pair = lambda dtype, begin, end: {"a": tensor("F32", [2], 0, 8), "b": tensor(dtype, [2], begin, end)}
+    fp8 = {"w": tensor("F8_E4M3", [130, 129], 16, 16 + 130 * 129), "w_scale_inv": tensor("F32", [2, 2], 0, 16)}
+    yield "good-empty", file("{}")
+    yield "good-f32", file(good, x(8))
+    yield "good-f16", file({"t": tensor("F16", [3, 5], 0, 30)}, x(30))
+    yield "good-bf16-unaligned", file(json.dumps({"t": tensor("BF16", [4, 3], 0, 24)}) + " ", x(24))
+    yield "good-every-kind", file(
+        {"a": tensor("F64", [1, 1], 0, 8), "b": tensor("I64", [1], 8, 16), "c": tensor("BOOL", [3], 16, 19),
+         "d": tensor("F32", [], 20, 24), "e": tensor("U8", [1], 19, 20), "__metadata__": {"format": "pt"}}, x(24))
+    yield "good-fp8", file(fp8, x(16 + 130 * 129))
+    yield "good-fp8-no-scale", file({"w": tensor("F8_E4M3", [1, 1], 0, 1)}, b"8")
+    yield "good-zero-size", file({"a": tensor("F32", [0, 7], 0, 0), "t": tensor("F32", [2], 0, 8)}, x(8))
+    yield "good-index", json.dumps({"metadata": {"total_size": 1}, "weight_map": {"t": "model-00001-of-00001.safetensors"}}).encode()
+    yield "bad-nothing", b""
+    yield "bad-short", b"1234567"
+    yield "bad-length-beyond-file", file("{}", length=100)
+    yield "bad-length-negative", file("{}", length=2**63)
+    yield "bad-length-max", file("{}", length=2**64 - 1)
+    yield "bad-length-limit", file("{}", length=200_000_000)
+    yield "bad-length-zero", file("")
+    yield "bad-array", file("[]")
+    yield "bad-json", file('{"t":')
+    yield "bad-nested-arrays", file("[" * 3000)
+    yield "bad-nested-objects", file('{"a":' * 1000)
+    yield "bad-utf8", file(b'{"\xff\xfe":1}')
+    yield "bad-entry", file({"t": 3})
+    yield "bad-metadata", file({"__metadata__": {"a": 1}})
+    yield "bad-truncated", file(good, x(7))
+    yield "bad-trailing", file(good, x(9))
+    yield "bad-dtype", file({"t": tensor("F33", [2], 0, 8)}, x(8))
+    yield "bad-shape-product", file({"t": tensor("F32", [3], 0, 8)}, x(8))
+    yield "bad-shape-negative", file({"t": tensor("F32", [-2], 0, 8)}, x(8))
+    yield "bad-shape-overflow", file({"t": tensor("F32", [2**62, 4, 2], 0, 8)}, x(8))
+    yield "bad-shape-zero-overflow", file({"t": tensor("F32", [0, 2**62, 8], 0, 0)})
+    yield "bad-shape-float", file({"t": tensor("F32", [2.0], 0, 8)}, x(8))
+    yield "bad-offsets-order", file({"t": tensor("F32", [2], 8, 0)}, x(8))
+    yield "bad-offsets-one", file({"t": {"dtype": "F32", "shape": [2], "data_offsets": [0]}}, x(8))
+    yield "bad-overlap", file(pair("F32", 4, 12), x(16))
+    yield "bad-same-place", file(pair("F32", 0, 8), x(8))
+    yield "bad-hole", file(pair("F32", 16, 24), x(24))
+    yield "bad-misaligned", file({"a": tensor("U8", [1], 0, 1), "b": tensor("F32", [1], 1, 5)}, x(5))
+    yield "bad-duplicate-name", file('{"t":%s,"t":%s}' % ((json.dumps(tensor("U8", [1], 0, 1)),) * 2), b"x")
+    yield "bad-index-outside", json.dumps({"weight_map": {"t": "../x.safetensors"}}).encode()
+    yield "bad-index-absolute", json.dumps({"weight_map": {"t": "/etc/passwd"}}).encode()
+    yield "bad-index-empty", b'{"weight_map":{}}'
+    yield "bad-index-number", b'{"weight_map":{"t":1}}'
+
+
+def config_seeds():
+    for path in sorted(MODELS.glob("*.json")):
+        yield "good-" + path.stem, path.read_bytes()
+    v3 = json.loads((MODELS / "deepseek-v3.json").read_text())
+    minicpm = json.loads((MODELS / "minicpm3.json").read_text())
+    llama = json.loads((MODELS / "llama-3.1-405b.json").read_text())
+    with_ = lambda base, **changes: json.dumps({**base, **changes}).encode()
+    parameters = {**{k: v for k, v in v3["rope_scaling"].items() if k != "type"}, "rope_type": "yarn", "rope_theta": 1e4}
+    yield "good-rope-parameters", with_(v3, rope_scaling=None, rope_parameters=parameters)
+    yield "bad-nothing", b""
+    yield "bad-array", b"[]"
+    yield "bad-nested", b'{"model_type":' + b"[" * 3000
+    yield "bad-nan", b'{"model_type":"llama","rope_theta":NaN}'
+    yield "bad-duplicate-key", b'{"model_type":"llama","model_type":"qwen2"}'
+    yield "bad-utf8", b'{"model_type":"\xff"}'
+    yield "bad-model-type", with_(v3, model_type="gpt2")
+    yield "bad-missing", with_(v3, kv_lora_rank=None)
+    yield "bad-negative", with_(v3, hidden_size=-1)
+    yield "bad-huge", with_(v3, hidden_size=2**63)
+    yield "bad-float", with_(v3, vocab_size=1e5)
+    yield "bad-string", with_(v3, num_hidden_layers="61")
+    yield "bad-groups", with_(v3, n_group=7)
+    yield "bad-topk", with_(v3, num_experts_per_tok=200)
+    yield "bad-odd-rope", with_(v3, qk_rope_head_dim=63)
+    yield "bad-total", with_(v3, hidden_size=2**24, n_routed_experts=2**16, moe_intermediate_size=2**24)
+    yield "bad-yarn", with_(v3, rope_scaling={"type": "yarn", "factor": 0})
+    yield "bad-scaling-kind", with_(v3, rope_scaling={"type": "ntk"})
+    yield "bad-layer-types", with_(v3, mlp_layer_types=["dense", 3])
+    yield "bad-longrope", with_(minicpm, rope_scaling={"type": "longrope", "short_factor": [1], "long_factor": [{}]})
+    yield "bad-heads", with_(llama, num_key_value_heads=7)
+    yield "bad-llama3", with_(llama, rope_scaling={"rope_type": "llama3", "factor": 8})
+
+
+for folder, seeds in (("safetensors", safetensors_seeds()), ("config", config_seeds())):
+    (HERE / "corpus" / folder).mkdir(parents=True, exist_ok=True)
+    for name, content in seeds:
+        (HERE / "corpus" / folder / name).write_bytes(content)

@@ -1,0 +1,85 @@
+// What the fuzzers do with one input. Ordinary tests run the committed corpus through the same functions. A malformed
+// input ends in isomer::Error; anything else that is thrown, and every crash, is a finding.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "model/checkpoint.h"
+#include "model/config.h"
+#include "model/json_text.h"
+#include "model/safetensors.h"
+
+namespace isomer::fuzz {
+
+/// A file that lives in memory, found under /proc while this object lives.
+class MemoryFile {
+ public:
+  MemoryFile(const void* data, std::size_t size) : descriptor_(::memfd_create("fuzz", MFD_CLOEXEC)) {
+    ISOMER_CHECK(descriptor_ >= 0 && ::write(descriptor_, data, size) == static_cast<ssize_t>(size), "{} bytes", size);
+  }
+  ~MemoryFile() { ::close(descriptor_); }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+  std::string path() const { return fmt::format("/proc/self/fd/{}", descriptor_); }
+
+ private:
+  int descriptor_;
+};
+
+inline void read_everything(const Checkpoint& checkpoint) {
+  for (const auto name : checkpoint.names()) {
+    for (const auto dtype : {DType::f32, DType::bf16, DType::f64}) {
+      try {
+        checkpoint.read(name, dtype);
+        const Shape& shape = checkpoint.info(name).shape;
+        if (shape.size() != 2) continue;
+        const AxisRange rows{shape[0] / 2, shape[0] / 3}, columns{shape[1] / 3, shape[1] / 2};
+        checkpoint.read(name, dtype, {rows, columns});
+      } catch (const Error&) {  // integers, FP8 without scales
+      }
+    }
+  }
+}
+
+/// A safetensors file; text that begins with '{' is taken for an index. True if it was accepted.
+inline bool safetensors(const std::uint8_t* data, std::size_t size) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  try {
+    if (bytes.starts_with('{')) {
+      parse_weight_map(bytes, "fuzz");
+      return true;
+    }
+    parse_safetensors_header(bytes, static_cast<std::int64_t>(size), "fuzz");
+    const MemoryFile file(data, size);
+    read_everything(Checkpoint::open(file.path()));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// A config.json. True if it was accepted.
+inline bool config(const std::uint8_t* data, std::size_t size) {
+  try {
+    const auto json = parse_json(std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
+    const ModelConfig parsed = parse_model_config(json, "fuzz");
+    const double scale = softmax_scale(parsed);
+    ISOMER_CHECK(scale > 0 && scale < 1e9, "softmax scale {}", scale);
+    ISOMER_CHECK(num_parameters(parsed) > 0 && num_attention_parameters(parsed) > 0, "no parameters");
+    ISOMER_CHECK(cache_elements_per_token(parsed) > 0, "no cache");
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace isomer::fuzz
