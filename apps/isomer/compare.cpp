@@ -198,6 +198,7 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   if (!a.dump_dir.empty() && !a.dry_run) {
     dump = std::make_unique<Dump>(a.dump_dir, options.problem, data, options.group.num_ranks, at_root);
     options.dump = dump->sink();
+    options.results = [&](const std::string& layout, const auto& tensors) { dump->write_result(layout, tensors); };
   }
   const CompareReport report = compare_schemes(options, data, [&](const std::string& what) { progress.show(what); });
   progress.show("");

@@ -75,6 +75,8 @@ class BlockRank {
   }
 
  private:
+  /// Time in collectives so far, on the run's clock.
+  double waited() const { return virtual_ ? ctx_.clock().waited_s() : ctx_.ops().waiting_wall_s(); }
   double now() const { return virtual_ ? ctx_.clock().now_s() : wall_clock_s(); }
 
   template <class Body>
@@ -97,9 +99,10 @@ class BlockRank {
 
     ctx_.comm().barrier();
     ctx_.clock().reset();
-    double begin = now();
+    double begin = now(), waited_before = waited();
     SequenceScheme::Forward forward = in_phase(Phase::forward, [&] { return scheme_->forward(ctx_, block_, std::move(x)); });
     times.forward = now() - begin;
+    times.waiting = waited() - waited_before;
     saved_bytes_ = ctx_.memory().current_bytes(MemoryClass::saved);
     if (results != nullptr && options_.collect_results) results->y = collect("y", forward.y);
     dump("y", forward.y, results);
@@ -107,11 +110,12 @@ class BlockRank {
 
     ctx_.comm().barrier();
     begin = now();
+    waited_before = waited();
     SequenceScheme::Backward backward = in_phase(Phase::backward, [&] {
       return scheme_->backward(ctx_, block_, std::move(forward.saved), std::move(dy));
     });
     times.backward = now() - begin;
-    times.waiting = ctx_.clock().waited_s();
+    times.waiting += waited() - waited_before;
     times.kernels = virtual_ ? ctx_.ops().cpu_s() : ctx_.ops().wall_s();
     ctx_.memory().close_window();
     ctx_.set_observer({});
