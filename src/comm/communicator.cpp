@@ -66,7 +66,9 @@ void Work::wait() {
   if (!state_) return;
   const auto state = std::move(state_);  // its tensors are released here, by the rank's own thread
   if (!state->request) return;
+  const double begin_s = wall_clock_s();
   const double completion_s = state->request->wait();
+  state->ctx.ops().enter_wait(wall_clock_s() - begin_s);
   state->ctx.heartbeat().fetch_add(1, std::memory_order_relaxed);
   state->ctx.clock().wait_until(completion_s);
 }

@@ -21,7 +21,7 @@ Failure current_failure(int rank) {
 
 void rethrow(const Failure& failure) {
   if (failure.is_users_mistake) throw std::invalid_argument(failure.message);
-  throw Error(failure.message);
+  throw Error(failure.message.empty() ? failure.reason : failure.message);
 }
 
 }  // namespace isomer

@@ -13,7 +13,7 @@ constexpr std::int64_t kWantedTasks = 16;     // parallel work to cut out where 
 constexpr std::int64_t kMinSplitKeys = 1024;  // shorter key ranges are not split
 constexpr std::int64_t kSplitMultiple = 128;  // splits begin at whole key blocks
 constexpr std::int64_t kMaxHeadGroups = 16;   // sums of dk_rope
-constexpr std::int64_t kWantedKeyHeads = 4;   // with fewer the columns are cut into chunks
+constexpr std::int64_t kWantedKeyHeads = 2;   // with fewer the columns are cut into chunks, at the price of their sums
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return b == 0 ? 0 : (a + b - 1) / b; }
 
@@ -83,10 +83,18 @@ BackwardPlan::BackwardPlan(RankContext& ctx, const AttentionShape& shape, const 
   const auto sums = [&](std::string_view name, std::int64_t slots, std::int64_t width) {
     return ctx.empty(name, MemoryClass::workspace, dtype, {slots, shape.num_keys, width});
   };
-  // With chunks there is one head a group, so that a task's slot is that of its head and chunk.
-  const std::int64_t slots = num_chunks > 1 ? tasks : std::min<std::int64_t>(tasks, ctx.threads().num_threads());
-  if (num_chunks > 1 || gradients.dk.dtype() != dtype) dk_sums[0] = sums("attention.dk_sums", slots, shape.key_width);
-  if (num_chunks > 1 || gradients.dv.dtype() != dtype) dv_sums = sums("attention.dv_sums", slots, shape.value_width);
+  const bool chunked = num_chunks > 1;
+  dk_first_in_place = chunked && gradients.dk.dtype() == dtype;
+  dv_first_in_place = chunked && gradients.dv.dtype() == dtype;
+  slot_per_task = tasks <= ctx.threads().num_threads();  // any thread may take a task, also one beyond their number
+  const auto slots = [&](bool first_in_place) {
+    if (chunked) return shape.num_kv_heads * (num_chunks - (first_in_place ? 1 : 0));
+    return std::min<std::int64_t>(tasks, ctx.threads().num_threads());
+  };
+  if (chunked || gradients.dk.dtype() != dtype)
+    dk_sums[0] = sums("attention.dk_sums", slots(dk_first_in_place), shape.key_width);
+  if (chunked || gradients.dv.dtype() != dtype)
+    dv_sums = sums("attention.dv_sums", slots(dv_first_in_place), shape.value_width);
   if (shape.rope_width > 0 && (tasks > 1 || gradients.dk_rope.dtype() != dtype))
     dk_sums[1] = sums("attention.dk_rope_sums", tasks, shape.rope_width);
 }
@@ -144,10 +152,10 @@ void clear_rows(const AttentionProblem& p, const HeadRows& x, std::int64_t head)
   }
 }
 
-/// Writes or adds the sum of `num_slots` slots, in order, to a gradient.
+/// Writes the sum of `num_slots` slots, in order, to a gradient, or adds it.
 template <class Sum>
 void write_sums(const AttentionProblem& p, const HeadRows& x, std::int64_t head, const Tensor& sums,
-                std::int64_t first_slot, std::int64_t num_slots) {
+                std::int64_t first_slot, std::int64_t num_slots, bool add) {
   const std::int64_t slot_size = sums.size(1) * sums.size(2);
   visit_dtype(x.dtype, [&]<class T>() {
     for (std::int64_t i = 0; i < p.keys.size; ++i) {
@@ -156,7 +164,7 @@ void write_sums(const AttentionProblem& p, const HeadRows& x, std::int64_t head,
       for (std::int64_t j = 0; j < x.width; ++j) {
         Sum total = src[j];
         for (std::int64_t slot = 1; slot < num_slots; ++slot) total += src[slot * slot_size + j];
-        dst[j] = static_cast<T>(p.accumulate ? static_cast<Sum>(dst[j]) + total : total);
+        dst[j] = static_cast<T>(add ? static_cast<Sum>(dst[j]) + total : total);
       }
     }
   });
@@ -177,28 +185,48 @@ GradientRows open_sums(const AttentionProblem& p, const HeadRows& x, std::int64_
   return {data, x.width, false};
 }
 
+/// The sums of one chunk of a head: the gradient itself for the first one where that is float32, else a slot.
+template <class Sum>
+GradientRows open_chunk(const AttentionProblem& p, const HeadRows& x, std::int64_t head, const BackwardPlan& plan,
+                        std::int64_t chunk, const Tensor& sums, bool first_in_place) {
+  if (first_in_place && chunk == 0) return open_sums<Sum>(p, x, head, {}, 0, false);
+  const std::int64_t slots_a_head = plan.num_chunks - (first_in_place ? 1 : 0);
+  return open_sums<Sum>(p, x, head, sums, head * slots_a_head + chunk - (first_in_place ? 1 : 0), false);
+}
+
+/// Adds up the chunks of a head, in order.
+template <class Sum>
+void join_chunks(const AttentionProblem& p, const HeadRows& x, std::int64_t head, const BackwardPlan& plan,
+                 const Tensor& sums, bool first_in_place) {
+  const std::int64_t slots_a_head = plan.num_chunks - (first_in_place ? 1 : 0);
+  write_sums<Sum>(p, x, head, sums, head * slots_a_head, slots_a_head, first_in_place || p.accumulate);
+}
+
 template <class Sum>
 void run_backward_task(const AttentionProblem& p, const AttentionBlockKernels& kernels, const BackwardPlan& plan,
                        std::int64_t task, int thread) {
   const std::int64_t group = task / plan.num_chunks;
   const std::int64_t chunk = task % plan.num_chunks;
-  const std::int64_t slot = plan.num_chunks > 1 ? task : thread;
   const std::int64_t first_head = group * p.shape.num_kv_heads / plan.num_groups;
   const std::int64_t last_head = (group + 1) * p.shape.num_kv_heads / plan.num_groups;
   char* scratch = thread_scratch(plan.scratch_bytes);
   for (std::int64_t head = first_head; head < last_head; ++head) {
     BackwardTask block{.kv_head = head};
-    block.dk[0] = open_sums<Sum>(p, p.dk[0], head, plan.dk_sums[0], slot, false);
+    const bool chunked = plan.num_chunks > 1;
+    const std::int64_t slot = plan.slot_per_task ? task : thread;
+    block.dk[0] = chunked ? open_chunk<Sum>(p, p.dk[0], head, plan, chunk, plan.dk_sums[0], plan.dk_first_in_place)
+                          : open_sums<Sum>(p, p.dk[0], head, plan.dk_sums[0], slot, false);
     block.dk[1] = open_sums<Sum>(p, p.dk[1], 0, plan.dk_sums[1], task, head > first_head);
-    block.dv = open_sums<Sum>(p, p.dv, head, plan.dv_sums, slot, false);
+    block.dv = chunked ? open_chunk<Sum>(p, p.dv, head, plan, chunk, plan.dv_sums, plan.dv_first_in_place)
+                       : open_sums<Sum>(p, p.dv, head, plan.dv_sums, slot, false);
     for (std::int64_t i = chunk; i < plan.num_blocks; i += plan.num_chunks) {
       block.column_begin = i * plan.block_columns;
       block.num_columns = std::min(plan.block_columns, p.shape.num_columns() - block.column_begin);
       kernels.backward(p, block, scratch);
     }
-    if (plan.num_chunks > 1) continue;
-    if (plan.dk_sums[0].defined()) write_sums<Sum>(p, p.dk[0], head, plan.dk_sums[0], slot, 1);
-    if (plan.dv_sums.defined()) write_sums<Sum>(p, p.dv, head, plan.dv_sums, slot, 1);
+    if (chunked) continue;
+    if (plan.dk_sums[0].defined()) write_sums<Sum>(p, p.dk[0], head, plan.dk_sums[0], slot, 1, p.accumulate);
+    if (plan.dv_sums.defined()) write_sums<Sum>(p, p.dv, head, plan.dv_sums, slot, 1, p.accumulate);
   }
 }
 
@@ -241,12 +269,12 @@ void run_attention_backward(RankContext& ctx, const AttentionProblem& problem, c
         tasks, [&](std::int64_t task, int thread) { run_backward_task<Sum>(problem, kernels, plan, task, thread); });
     if (plan.num_chunks > 1) {
       ctx.threads().parallel_for(problem.shape.num_kv_heads, [&](std::int64_t head, int) {
-        const std::int64_t slot = head * plan.num_chunks;
-        write_sums<Sum>(problem, problem.dk[0], head, plan.dk_sums[0], slot, plan.num_chunks);
-        write_sums<Sum>(problem, problem.dv, head, plan.dv_sums, slot, plan.num_chunks);
+        join_chunks<Sum>(problem, problem.dk[0], head, plan, plan.dk_sums[0], plan.dk_first_in_place);
+        join_chunks<Sum>(problem, problem.dv, head, plan, plan.dv_sums, plan.dv_first_in_place);
       });
     }
-    if (plan.dk_sums[1].defined()) write_sums<Sum>(problem, problem.dk[1], 0, plan.dk_sums[1], 0, tasks);
+    if (plan.dk_sums[1].defined())
+      write_sums<Sum>(problem, problem.dk[1], 0, plan.dk_sums[1], 0, tasks, problem.accumulate);
   });
 }
 

@@ -23,8 +23,9 @@ struct ForwardPlan {
 };
 
 /// Where a backward pass sums the gradients of keys. dk and dv of float32 are summed in place; otherwise there is one
-/// sum for each thread, or for each chunk where the columns of few key/value heads are cut into chunks for parallel
-/// work. dk_rope, shared by the heads, has one for each group of heads.
+/// sum for each thread. Where the columns of few key/value heads are cut into chunks for parallel work there is one for
+/// each chunk, but for the first, which sums in place where the gradient is float32. dk_rope, shared by the heads, has
+/// one for each group of heads.
 struct BackwardPlan {
   BackwardPlan(RankContext& ctx, const AttentionShape& shape, const AttentionGradients& gradients,
                const AttentionBlockKernels& kernels);
@@ -35,6 +36,9 @@ struct BackwardPlan {
   std::int64_t scratch_bytes = 0;
   Tensor dk_sums[2];  // [slots, num_keys, width], undefined where summed in place
   Tensor dv_sums;
+  bool slot_per_task = false;      // without chunks: the slot is the task's, else the thread's
+  bool dk_first_in_place = false;  // with chunks: chunk 0 has no slot
+  bool dv_first_in_place = false;
 };
 
 void run_attention_forward(RankContext& ctx, const AttentionProblem& problem, const AttentionBlockKernels& kernels,

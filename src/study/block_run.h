@@ -1,6 +1,7 @@
 // Running one attention block under one scheme, for real or dry, and measuring all of it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -46,10 +47,12 @@ struct RankMeasure {
   std::int64_t untracked_bytes = 0;
   double flops_forward = 0, flops_backward = 0;
   std::map<std::string, double> flops_by_op;  // "forward kv_b_proj"
+  std::map<std::string, double> seconds_by_op;  // on the run's clock; of the last repetition
   double seconds = 0;          // forward + backward, on the run's clock
   double seconds_forward = 0;
-  double seconds_waiting = 0;  // virtual clock: in collectives
+  double seconds_waiting = 0;  // in collectives
   double seconds_kernels = 0;
+  double seconds_other() const { return std::max(0.0, seconds - seconds_waiting - seconds_kernels); }
 };
 
 struct BlockRun {

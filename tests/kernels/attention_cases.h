@@ -171,6 +171,9 @@ inline std::vector<AttentionCase> attention_cases() {
        .query_runs = {run(0, 3, 0, 1), run(3, 1, 0, 2), run(4, 150, 0, 3), run(160, 0, 0, 4), run(154, 17, 0, 5)},
        .key_runs = {run(0, 3, 0, 1), run(3, 1, 0, 2), run(4, 150, 0, 3), run(160, 0, 0, 4), run(154, 17, 0, 5)},
        .f32_gradients = true});
+  std::vector<TokenRun> alternating;  // panels between two that see a key and don't see it themselves
+  for (int i = 0; i < 8; ++i) alternating.push_back(run(32 * i, 32, 32 * i, i % 2));
+  add({.name = "alternating", .query_runs = alternating, .key_runs = alternating, .causal = false});
   add({.name = "later_chunk",
        .num_heads = 3,
        .num_kv_heads = 3,

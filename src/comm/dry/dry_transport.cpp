@@ -2,14 +2,14 @@
 
 namespace isomer {
 
-Baton::Baton(int num_ranks) {
+Baton::Baton(int num_ranks) : changed_(static_cast<std::size_t>(num_ranks)) {
   for (int rank = 0; rank < num_ranks; ++rank) waiting_.insert(rank);
 }
 
 void Baton::acquire(int rank) {
   std::unique_lock lock(mutex_);
   waiting_.insert(rank);
-  changed_.wait(lock, [&] { return !held_ && *waiting_.begin() == rank; });
+  changed_[static_cast<std::size_t>(rank)].wait(lock, [&] { return !held_ && *waiting_.begin() == rank; });
   waiting_.erase(rank);
   held_ = true;
 }
@@ -17,13 +17,17 @@ void Baton::acquire(int rank) {
 void Baton::release() {
   std::lock_guard lock(mutex_);
   held_ = false;
-  changed_.notify_all();
+  wake_first();
 }
 
 void Baton::skip_from(int rank) {
   std::lock_guard lock(mutex_);
   waiting_.erase(waiting_.lower_bound(rank), waiting_.end());
-  changed_.notify_all();
+  wake_first();
+}
+
+void Baton::wake_first() {
+  if (!held_ && !waiting_.empty()) changed_[static_cast<std::size_t>(*waiting_.begin())].notify_one();
 }
 
 Latest DryTransport::exchange(const Call& call) {

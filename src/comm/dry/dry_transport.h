@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "comm/threads/group.h"
 
@@ -22,8 +23,10 @@ class Baton {
   void skip_from(int rank);
 
  private:
+  void wake_first();
+
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::vector<std::condition_variable> changed_;  // one a rank, since a thousand sleepers should not all wake
   std::set<int> waiting_;
   bool held_ = false;
 };
