@@ -173,8 +173,9 @@ class BlockRank {
     for (const LedgerEntry& entry : ledger.entries()) {
       if (entry.phase != Phase::forward && entry.phase != Phase::backward) continue;
       if (entry.collective == Collective::barrier) continue;
-      m.bytes_by_tensor[fmt::format("{} {} {}", name_of(entry.phase), name_of(entry.collective), entry.tensor)] +=
-          entry.bytes_sent;
+      const auto key = fmt::format("{} {} {}", name_of(entry.phase), name_of(entry.collective), entry.tensor);
+      m.bytes_by_tensor[key] += entry.bytes_sent;
+      m.bytes_received_by_tensor[key] += entry.bytes_received;
       m.messages += entry.messages;
     }
     m.peak_activation_bytes = ctx_.memory().peak_activation_bytes();
@@ -215,6 +216,7 @@ nlohmann::json to_json(const RankMeasure& m) {
           {"bytes", {m.bytes_forward, m.bytes_backward, m.bytes_gradient_sync, m.bytes_received_forward,
                      m.bytes_received_backward, m.messages, m.peak_activation_bytes, m.saved_bytes, m.untracked_bytes}},
           {"by_tensor", m.bytes_by_tensor},
+          {"received_by_tensor", m.bytes_received_by_tensor},
           {"standing", standing},
           {"flops", {m.flops_forward, m.flops_backward}},
           {"by_op", m.flops_by_op},
@@ -231,6 +233,7 @@ RankMeasure measure_from(const nlohmann::json& json) {
                             &m.peak_activation_bytes,   &m.saved_bytes,             &m.untracked_bytes};
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = bytes.at(i);
   m.bytes_by_tensor = json.at("by_tensor").get<std::map<std::string, std::int64_t>>();
+  m.bytes_received_by_tensor = json.at("received_by_tensor").get<std::map<std::string, std::int64_t>>();
   for (const auto& t : json.at("standing")) {
     m.standing_at_peak.push_back({t.at(0), static_cast<MemoryClass>(t.at(1).get<int>()), t.at(2)});
   }

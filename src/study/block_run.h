@@ -39,7 +39,8 @@ struct RankMeasure {
   int rank = 0;
   std::int64_t bytes_forward = 0, bytes_backward = 0, bytes_gradient_sync = 0;  // sent
   std::int64_t bytes_received_forward = 0, bytes_received_backward = 0;
-  std::map<std::string, std::int64_t> bytes_by_tensor;  // "forward all_to_all q"
+  std::map<std::string, std::int64_t> bytes_by_tensor;           // sent; "forward all_to_all q"
+  std::map<std::string, std::int64_t> bytes_received_by_tensor;  // the same keys
   std::int64_t messages = 0;
   std::int64_t peak_activation_bytes = 0;
   std::vector<StandingTensor> standing_at_peak;

@@ -228,6 +228,7 @@ nlohmann::json rank_json(const RankMeasure& m, bool dry) {
                           {"gradient_sync", m.bytes_gradient_sync}}},
           {"bytes_received", {{"forward", m.bytes_received_forward}, {"backward", m.bytes_received_backward}}},
           {"bytes_sent_by_collective", m.bytes_by_tensor},
+          {"bytes_received_by_collective", m.bytes_received_by_tensor},
           {"messages", m.messages},
           {"peak_activation_bytes", m.peak_activation_bytes},
           {"saved_bytes", m.saved_bytes},
