@@ -84,9 +84,9 @@ CompareOptions options_of(const CompareArguments& a, ModelConfig config) {
 std::string title_of(const CompareReport& report) {
   const auto& o = report.options;
   const auto& c = o.problem.config;
-  std::string text = fmt::format("{}: one attention block, {} tokens × {}, {}, {} ranks ({})", c.name, o.problem.seq,
-                                 o.problem.batch, name_of(o.problem.dtype), o.group.num_ranks,
-                                 o.group.dry_run ? "dry run" : name_of(o.group.backend));
+  std::string text =
+      fmt::format("{}: one attention block, {} tokens × {}, {}, {} ranks ({})", c.name, o.problem.seq, o.problem.batch,
+                  name_of(o.problem.dtype), o.group.num_ranks, o.group.dry_run ? "dry run" : name_of(o.group.backend));
   text += fmt::format("\n  h {}, d {}, n {}, r {}, v {}, hidden {}{}; weights {}{}\n", c.num_attention_heads,
                       c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, c.hidden_size,
                       c.q_lora_rank > 0 ? fmt::format(", q_lora {}", c.q_lora_rank) : "",
@@ -97,8 +97,8 @@ std::string title_of(const CompareReport& report) {
                         format_bytes(o.group.link.bandwidth_bytes_per_s));
   }
   if (o.problem.first_position + o.problem.seq > c.max_position_embeddings && c.max_position_embeddings > 0) {
-    text += fmt::format("  note: positions up to {} lie beyond the model's {}\n", o.problem.first_position + o.problem.seq,
-                        c.max_position_embeddings);
+    text += fmt::format("  note: positions up to {} lie beyond the model's {}\n",
+                        o.problem.first_position + o.problem.seq, c.max_position_embeddings);
   }
   return text;
 }
@@ -116,13 +116,15 @@ std::string main_table(const CompareReport& report) {
   for (const SchemeReport& s : report.schemes) {
     const RankMeasure& peak = s.run.largest(&RankMeasure::peak_activation_bytes);
     const RankMeasure& dry_peak = s.predicted.largest(&RankMeasure::peak_activation_bytes);
-    std::vector<std::string> row = {s.layout, std::string(name_of(s.core)), format_bytes(static_cast<double>(s.bytes_sent)),
-                                    agreement(static_cast<double>(s.bytes_sent), static_cast<double>(s.bytes_predicted), s.bytes_agree),
-                                    format_bytes(static_cast<double>(peak.peak_activation_bytes))};
+    std::vector<std::string> row = {
+        s.layout, std::string(name_of(s.core)), format_bytes(static_cast<double>(s.bytes_sent)),
+        agreement(static_cast<double>(s.bytes_sent), static_cast<double>(s.bytes_predicted), s.bytes_agree),
+        format_bytes(static_cast<double>(peak.peak_activation_bytes))};
     if (dry) {
       row.push_back(format_bytes(static_cast<double>(s.run.largest(&RankMeasure::saved_bytes).saved_bytes)));
     } else {
-      row.push_back(agreement(static_cast<double>(peak.peak_activation_bytes), static_cast<double>(dry_peak.peak_activation_bytes), s.peak_agrees));
+      row.push_back(agreement(static_cast<double>(peak.peak_activation_bytes),
+                              static_cast<double>(dry_peak.peak_activation_bytes), s.peak_agrees));
       row.push_back(format_seconds(s.run.seconds()));
       row.push_back(s.run.virtual_clock ? "virtual" : "wall");
       row.push_back(fmt::format("{:.1e}", s.output_error()->max_abs));
@@ -152,8 +154,9 @@ std::string failures(const CompareReport& report) {
   for (const SchemeReport& s : report.schemes) {
     for (const TensorError& e : s.errors) {
       if (e.within_bound()) continue;
-      text += fmt::format("{}: {} differs from the float64 reference by {:.3e}; its bound is {:.3e} (largest value {:.3e})\n",
-                          s.layout, e.tensor, e.max_abs, e.bound, e.max_reference);
+      text += fmt::format(
+          "{}: {} differs from the float64 reference by {:.3e}; its bound is {:.3e} (largest value {:.3e})\n", s.layout,
+          e.tensor, e.max_abs, e.bound, e.max_reference);
     }
     if (!s.bytes_agree) text += fmt::format("{}: the bytes sent are not those of the closed form\n", s.layout);
     if (!s.peak_agrees) text += fmt::format("{}: the measured peak is not that of the dry run\n", s.layout);
@@ -166,20 +169,24 @@ std::string omitted_text(const CompareReport& report, const std::string& start) 
   std::map<std::string, std::vector<std::string>> by_reason;
   for (const auto& [layout, reason] : report.omitted) by_reason[reason].push_back(layout);
   std::string text;
-  for (const auto& [reason, layouts] : by_reason) text += fmt::format("{}{}: {}\n", start, fmt::join(layouts, ", "), reason);
+  for (const auto& [reason, layouts] : by_reason)
+    text += fmt::format("{}{}: {}\n", start, fmt::join(layouts, ", "), reason);
   return text;
 }
 
 void print_report(const CompareReport& report) {
   fmt::print("{}\n{}\n{}", title_of(report), main_table(report), peak_table(report));
   fmt::print("{}", omitted_text(report, "omitted: "));
-  fmt::print("\nsent/rank: bytes to other ranks, forward + backward without parameter gradients, the rank that sends most;"
-             "\n  = the closed form says the same, on every rank. peak: saved + workspace + communication tensors of a rank.\n");
+  fmt::print(
+      "\nsent/rank: bytes to other ranks, forward + backward without parameter gradients, the rank that sends most;"
+      "\n  = the closed form says the same, on every rank. peak: saved + workspace + communication tensors of a "
+      "rank.\n");
   if (report.options.group.dry_run) return;
-  fmt::print("errors: against one rank in float64 (largest difference; gradients relative to their largest value); the"
-             "\n  bound is 3 × that of one-rank explicit + 8 ε·max|reference|. virtual: more ranks than cores, so times are"
-             "\n  processor time plus the link's, not wall time.\n{}",
-             failures(report));
+  fmt::print(
+      "errors: against one rank in float64 (largest difference; gradients relative to their largest value); the"
+      "\n  bound is 3 × that of one-rank explicit + 8 ε·max|reference|. virtual: more ranks than cores, so times are"
+      "\n  processor time plus the link's, not wall time.\n{}",
+      failures(report));
 }
 
 void write_json(const std::string& file, const nlohmann::json& json) {
@@ -196,7 +203,8 @@ void check_places(const CompareArguments& a) {
     if (!folder.empty() && !std::filesystem::is_directory(folder)) {
       invalid_argument("--json {}: there is no directory '{}'; make it first", a.json_file, folder.string());
     }
-    if (std::filesystem::is_directory(file)) invalid_argument("--json {}: it is a directory; name a file in it", a.json_file);
+    if (std::filesystem::is_directory(file))
+      invalid_argument("--json {}: it is a directory; name a file in it", a.json_file);
   }
   if (a.dump_dir.empty()) return;
   if (a.dry_run) invalid_argument("--dump {}: a dry run has no tensors to write; leave out one of the two", a.dump_dir);
@@ -216,8 +224,9 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   options.weights_source = source.description;
   const std::string text = a.text_file.empty() ? std::string(default_text()) : load_text_bytes(a.text_file);
   const auto rows = static_cast<std::size_t>(options.problem.seq * options.problem.batch);
-  options.text_source = fmt::format("the bytes of {}{}", a.text_file.empty() ? "the novel in data/text" : a.text_file,
-                                    rows > text.size() ? fmt::format(" ({} bytes, read again from its start)", text.size()) : "");
+  options.text_source =
+      fmt::format("the bytes of {}{}", a.text_file.empty() ? "the novel in data/text" : a.text_file,
+                  rows > text.size() ? fmt::format(" ({} bytes, read again from its start)", text.size()) : "");
   const BlockData data = load_block_data(options.problem, source, text, a.seed, a.dry_run);
 
   std::unique_ptr<Dump> dump;
@@ -244,25 +253,39 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
 
 void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code) {
   auto a = std::make_shared<CompareArguments>();
-  CLI::App* command = app.add_subcommand("compare", "run one attention block under every scheme and account for all of it");
-  command->add_option("--model", a->model, "built-in name, directory of a checkpoint, or config.json")->capture_default_str();
-  command->add_option("--layer", a->layer, "layer of a checkpoint")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--schemes,--layouts", a->schemes, "all, or layouts separated by semicolons (laga:4,v=view)")->capture_default_str();
-  command->add_option("--ranks", a->ranks, "number of ranks; default from the layouts, or 2")->check(CLI::Range(1, kMaxRanks));
+  CLI::App* command =
+      app.add_subcommand("compare", "run one attention block under every scheme and account for all of it");
+  command->add_option("--model", a->model, "built-in name, directory of a checkpoint, or config.json")
+      ->capture_default_str();
+  command->add_option("--layer", a->layer, "layer of a checkpoint")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--schemes,--layouts", a->schemes, "all, or layouts separated by semicolons (laga:4,v=view)")
+      ->capture_default_str();
+  command->add_option("--ranks", a->ranks, "number of ranks; default from the layouts, or 2")
+      ->check(CLI::Range(1, kMaxRanks));
   command->add_option("--seq", a->seq, "tokens a sequence (2048, 16K)")->capture_default_str();
   command->add_option("--batch", a->batch, "sequences")->capture_default_str();
   command->add_option("--first-position", a->first_position, "position of the first token")->capture_default_str();
   command->add_option("--dtype", a->dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
-  command->add_option("--attention", a->attention, "eager keeps its scores, fused recomputes")->check(CLI::IsMember({"eager", "fused"}))->capture_default_str();
-  command->add_option("--backend", a->backend, "threads of this process, or processes under Open MPI")->check(CLI::IsMember({"threads", "mpi"}))->capture_default_str();
+  command->add_option("--attention", a->attention, "eager keeps its scores, fused recomputes")
+      ->check(CLI::IsMember({"eager", "fused"}))
+      ->capture_default_str();
+  command->add_option("--backend", a->backend, "threads of this process, or processes under Open MPI")
+      ->check(CLI::IsMember({"threads", "mpi"}))
+      ->capture_default_str();
   command->add_option("--link", a->link, "emulated link, LATENCY,BANDWIDTH a rank (5us,2GB/s)");
-  command->add_option("--memory", a->memory, "when temporaries go")->check(CLI::IsMember({"lean", "framework-eager"}))->capture_default_str();
+  command->add_option("--memory", a->memory, "when temporaries go")
+      ->check(CLI::IsMember({"lean", "framework-eager"}))
+      ->capture_default_str();
   command->add_option("--text", a->text_file, "text whose bytes are the tokens; default the novel in data/text");
   command->add_flag("--dry-run", a->dry_run, "shapes only: bytes and memory, in no time");
   command->add_option("--dump", a->dump_dir, "write every rank's tensors as safetensors to this directory");
   command->add_option("--json", a->json_file, "write the table as JSON");
   command->add_option("--seed", a->seed, "of weights, inputs and the output gradient")->capture_default_str();
-  command->add_option("--timeout", a->timeout_s, "seconds without a sign of life after which a rank has stalled")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--timeout", a->timeout_s, "seconds without a sign of life after which a rank has stalled")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->callback([a, command_line, &exit_code] { exit_code = run_compare(*a, command_line); });
 }
 

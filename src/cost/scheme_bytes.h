@@ -25,8 +25,8 @@ SchemeBytes scheme_bytes_sent(std::string_view scheme, const ModelConfig& config
 SchemeBytes scheme_bytes_received(std::string_view scheme, const ModelConfig& config, const TokenShards& tokens,
                                   DType activations, int rank);
 
-/// Bytes that `rank` sends to sum the parameter gradients (float32): all-reduce of all, but for kv_b_proj under laga and
-/// absorbed, whose own heads' rows are gathered.
+/// Bytes that `rank` sends to sum the parameter gradients (float32): all-reduce of all, but for kv_b_proj under laga
+/// and absorbed, whose own heads' rows are gathered.
 std::int64_t gradient_sync_bytes_sent(std::string_view scheme, const ModelConfig& config, int num_ranks, int rank);
 
 }  // namespace isomer

@@ -50,17 +50,19 @@ Tensor spread(const Tensor& kv_by_head, std::int64_t first, std::int64_t count, 
 
 /// scores[head] = q[head] · k[its kv head]ᵀ
 void score_product(RankContext& ctx, std::string_view name, const Tensor& q, const Tensor& k, const Tensor& scores) {
-  for_head_groups(q.size(0), k.size(0), [&](std::int64_t head, std::int64_t group, std::int64_t kv, std::int64_t count) {
-    matmul(ctx, name, q.slice(0, head, group), spread(k, kv, count, group).transpose(1, 2),
-           scores.slice(0, head, group));
-  });
+  for_head_groups(q.size(0), k.size(0),
+                  [&](std::int64_t head, std::int64_t group, std::int64_t kv, std::int64_t count) {
+                    matmul(ctx, name, q.slice(0, head, group), spread(k, kv, count, group).transpose(1, 2),
+                           scores.slice(0, head, group));
+                  });
 }
 
 /// result[head] = p[head] · v[its kv head]
 void value_product(RankContext& ctx, std::string_view name, const Tensor& p, const Tensor& v, const Tensor& result) {
-  for_head_groups(p.size(0), v.size(0), [&](std::int64_t head, std::int64_t group, std::int64_t kv, std::int64_t count) {
-    matmul(ctx, name, p.slice(0, head, group), spread(v, kv, count, group), result.slice(0, head, group));
-  });
+  for_head_groups(
+      p.size(0), v.size(0), [&](std::int64_t head, std::int64_t group, std::int64_t kv, std::int64_t count) {
+        matmul(ctx, name, p.slice(0, head, group), spread(v, kv, count, group), result.slice(0, head, group));
+      });
 }
 
 /// result[kv head] (+)= Σ_{its query heads, in order} p[head]ᵀ · x[head]
@@ -86,12 +88,14 @@ Tensor eager_probabilities(RankContext& ctx, const AttentionInputs& in, const Ru
   const auto matrix = [&](std::string_view name, MemoryClass memory_class) {
     return ctx.empty(name, memory_class, in.q.dtype(), shape);
   };
-  Tensor scores = matrix(framework ? "scores" : "probabilities", framework ? MemoryClass::workspace : MemoryClass::saved);
+  Tensor scores =
+      matrix(framework ? "scores" : "probabilities", framework ? MemoryClass::workspace : MemoryClass::saved);
   score_product(ctx, "scores", run_by_head(in.q, pair.queries), run_by_head(in.k, pair.keys), scores);
   Tensor rope_scores;
   if (in.q_rope) {
     rope_scores = matrix("rope scores", MemoryClass::workspace);
-    score_product(ctx, "rope scores", run_by_head(in.q_rope, pair.queries), run_by_head(in.k_rope, pair.keys), rope_scores);
+    score_product(ctx, "rope scores", run_by_head(in.q_rope, pair.queries), run_by_head(in.k_rope, pair.keys),
+                  rope_scores);
   }
   const std::int64_t diagonal = pair.queries.position - pair.keys.position;
   if (framework) {
@@ -117,7 +121,8 @@ Tensor eager_forward(RankContext& ctx, const AttentionInputs& in, CoreSaved& sav
   Tensor out = ctx.empty("core output", MemoryClass::saved, in.q.dtype(), {in.q.size(0), in.q.size(1), in.v.size(2)});
   for (const RunPair& pair : run_pairs(in)) {
     probabilities.push_back(eager_probabilities(ctx, in, pair));
-    value_product(ctx, "probabilities·V", probabilities.back(), run_by_head(in.v, pair.keys), run_by_head(out, pair.queries));
+    value_product(ctx, "probabilities·V", probabilities.back(), run_by_head(in.v, pair.keys),
+                  run_by_head(out, pair.queries));
   }
   saved.probabilities = std::move(probabilities);
   return out;
@@ -127,7 +132,8 @@ void eager_backward(RankContext& ctx, const AttentionInputs& in, CoreSaved&& sav
                     const AttentionGradients& g) {
   const bool framework = ctx.memory_policy() == MemoryPolicy::framework_eager;
   const auto pairs = run_pairs(in);
-  ISOMER_CHECK(pairs.size() == saved.probabilities.size(), "{} runs, {} saved", pairs.size(), saved.probabilities.size());
+  ISOMER_CHECK(pairs.size() == saved.probabilities.size(), "{} runs, {} saved", pairs.size(),
+               saved.probabilities.size());
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const RunPair& pair = pairs[i];
     Tensor p = std::move(saved.probabilities[i]);

@@ -51,7 +51,8 @@ Tensor project_queries(RankContext& ctx, const MlaLayer& layer, const Tensor& x_
     if (w.q_a_bias) add_bias(ctx, "q_a bias", w.q_a_bias, saved.c_q);
     saved.c_q_hat = ctx.empty("c_q normed", MemoryClass::saved, dtype, {rows, config.q_lora_rank});
     saved.rstd_q = statistics(ctx, "rstd q_a", MemoryClass::saved, x_norm);
-    rms_norm_forward(ctx, "q_a_layernorm", saved.c_q, w.q_a_layernorm, ModelConfig::kInnerNormEps, saved.c_q_hat, saved.rstd_q);
+    rms_norm_forward(ctx, "q_a_layernorm", saved.c_q, w.q_a_layernorm, ModelConfig::kInnerNormEps, saved.c_q_hat,
+                     saved.rstd_q);
     matmul(ctx, "q_b_proj", saved.c_q_hat, w.q_b_proj.transpose(0, 1), q);
   } else {
     matmul(ctx, "q_proj", x_norm, w.q_proj.transpose(0, 1), q);
@@ -77,8 +78,8 @@ Tensor project_latent(RankContext& ctx, const MlaLayer& layer, const Tensor& x_n
   }
   if (config.kv_a_layernorm) {
     saved.rstd_kv = statistics(ctx, "rstd kv_a", MemoryClass::saved, x_norm);
-    rms_norm_forward(ctx, "kv_a_layernorm", c, w.kv_a_layernorm, ModelConfig::kInnerNormEps, latent_part(config, latent),
-                     saved.rstd_kv);
+    rms_norm_forward(ctx, "kv_a_layernorm", c, w.kv_a_layernorm, ModelConfig::kInnerNormEps,
+                     latent_part(config, latent), saved.rstd_kv);
   }
   apply_rope(ctx, "rope k", as_one_head(k_pe), rope, RopeDirection::forward);
   return latent;
@@ -101,7 +102,11 @@ void queries_backward(RankContext& ctx, const MlaLayer& layer, const Tensor& x_n
   matmul(ctx, "dx q_b_proj", dq_rows, w.q_b_proj, dc_q);
   gradients.tensors.q_a_layernorm = norm_gradient(ctx, "d q_a_layernorm", w.q_a_layernorm);
   rms_norm_backward(ctx, "q_a_layernorm backward",
-                    {.x = saved.c_q, .rstd = saved.rstd_q, .weight = w.q_a_layernorm, .dy = dc_q, .dx = dc_q,
+                    {.x = saved.c_q,
+                     .rstd = saved.rstd_q,
+                     .weight = w.q_a_layernorm,
+                     .dy = dc_q,
+                     .dx = dc_q,
                      .dweight = gradients.tensors.q_a_layernorm});
   saved.c_q = saved.rstd_q = Tensor();
   if (w.q_a_bias) gradients.tensors.q_a_bias = bias_gradient(ctx, "d q_a bias", dc_q);
@@ -114,12 +119,17 @@ Tensor latent_rows_backward(RankContext& ctx, const MlaLayer& layer, ProjectSave
                             DType dtype, MlaGradients& gradients) {
   const auto& [config, w, rope] = layer;
   apply_rope(ctx, "rope dk", as_one_head(rope_part(config, dlatent)), rope, RopeDirection::inverse);
-  Tensor dkv_a = dlatent.dtype() == dtype ? dlatent : ctx.empty("d kv_a", MemoryClass::workspace, dtype, dlatent.shape());
+  Tensor dkv_a =
+      dlatent.dtype() == dtype ? dlatent : ctx.empty("d kv_a", MemoryClass::workspace, dtype, dlatent.shape());
   if (config.kv_a_layernorm) {
     gradients.tensors.kv_a_layernorm = norm_gradient(ctx, "d kv_a_layernorm", w.kv_a_layernorm);
     rms_norm_backward(ctx, "kv_a_layernorm backward",
-                      {.x = saved.c, .rstd = saved.rstd_kv, .weight = w.kv_a_layernorm, .dy = latent_part(config, dlatent),
-                       .dx = latent_part(config, dkv_a), .dweight = gradients.tensors.kv_a_layernorm});
+                      {.x = saved.c,
+                       .rstd = saved.rstd_kv,
+                       .weight = w.kv_a_layernorm,
+                       .dy = latent_part(config, dlatent),
+                       .dx = latent_part(config, dkv_a),
+                       .dweight = gradients.tensors.kv_a_layernorm});
     saved.c = saved.rstd_kv = Tensor();
   } else if (dlatent.dtype() != dtype) {
     copy(ctx, "round dc", latent_part(config, dlatent), latent_part(config, dkv_a));
@@ -156,7 +166,8 @@ Projected project_forward(RankContext& ctx, const MlaLayer& layer, const Tensor&
   saved.x = x;
   saved.rstd = statistics(ctx, "rstd input", MemoryClass::saved, x);
   Tensor x_norm = ctx.empty("x normed", MemoryClass::workspace, x.dtype(), x.shape());
-  rms_norm_forward(ctx, "input_layernorm", x, layer.weights.input_layernorm, layer.config.rms_norm_eps, x_norm, saved.rstd);
+  rms_norm_forward(ctx, "input_layernorm", x, layer.weights.input_layernorm, layer.config.rms_norm_eps, x_norm,
+                   saved.rstd);
   Tensor q = project_queries(ctx, layer, x_norm, saved);
   Tensor latent = project_latent(ctx, layer, x_norm, saved);
   scope.release(std::move(x_norm));
@@ -186,7 +197,12 @@ Tensor project_backward(RankContext& ctx, const MlaLayer& layer, ProjectSaved&& 
   gradients.tensors.input_layernorm = norm_gradient(ctx, "d input_layernorm", w.input_layernorm);
   Tensor dx = ctx.empty("dx", MemoryClass::workspace, dtype, saved.x.shape());
   rms_norm_backward(ctx, "input_layernorm backward",
-                    {.x = saved.x, .rstd = saved.rstd, .weight = w.input_layernorm, .dy = dx_norm, .residual = dy, .dx = dx,
+                    {.x = saved.x,
+                     .rstd = saved.rstd,
+                     .weight = w.input_layernorm,
+                     .dy = dx_norm,
+                     .residual = dy,
+                     .dx = dx,
                      .dweight = gradients.tensors.input_layernorm});
   return dx;
 }
@@ -240,7 +256,8 @@ Tensor output_backward(RankContext& ctx, const MlaLayer& layer, Tensor attention
 
 UpProjectionViews up_projection_views(const ModelConfig& config, const Tensor& kv_b_proj, IndexRange heads) {
   const std::int64_t n = config.qk_nope_head_dim, v = config.v_head_dim;
-  const Tensor rows = kv_b_proj.slice(0, heads.begin * (n + v), heads.count * (n + v)).unflatten(0, {heads.count, n + v});
+  const Tensor rows =
+      kv_b_proj.slice(0, heads.begin * (n + v), heads.count * (n + v)).unflatten(0, {heads.count, n + v});
   return {rows.slice(1, 0, n), rows.slice(1, n, v)};
 }
 

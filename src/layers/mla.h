@@ -33,13 +33,13 @@ RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype
                         std::int64_t count, std::int64_t rows_per_position, std::int64_t max_position);
 
 struct ProjectSaved {
-  Tensor x;         // [T, D]; its norm is applied anew in the backward
-  Tensor rstd;      // [T]
-  Tensor c_q;       // [T, q_lora_rank], before its norm (with q_lora_rank)
-  Tensor c_q_hat;   // [T, q_lora_rank], after it
-  Tensor rstd_q;    // [T]
-  Tensor c;         // [T, d], before kv_a_layernorm (where there is one)
-  Tensor rstd_kv;   // [T]
+  Tensor x;        // [T, D]; its norm is applied anew in the backward
+  Tensor rstd;     // [T]
+  Tensor c_q;      // [T, q_lora_rank], before its norm (with q_lora_rank)
+  Tensor c_q_hat;  // [T, q_lora_rank], after it
+  Tensor rstd_q;   // [T]
+  Tensor c;        // [T, d], before kv_a_layernorm (where there is one)
+  Tensor rstd_kv;  // [T]
 };
 struct Projected {
   Tensor q;       // [T, h, n + r], rope applied; workspace
@@ -55,7 +55,8 @@ Tensor project_backward(RankContext& ctx, const MlaLayer& layer, ProjectSaved&& 
 /// [k_nope | v] of `heads` for latent rows [T, ≥ d]: [T, heads.count, n + v], of the given class.
 Tensor up_project_forward(RankContext& ctx, const MlaLayer& layer, const Tensor& latent, IndexRange heads,
                           MemoryClass memory_class);
-/// From dkv [T, heads.count, n + v]: dĉ into dlatent[:, :d] (float32, overwritten), and the gradient of kv_b_proj's rows.
+/// From dkv [T, heads.count, n + v]: dĉ into dlatent[:, :d] (float32, overwritten), and the gradient of kv_b_proj's
+/// rows.
 void up_project_backward(RankContext& ctx, const MlaLayer& layer, const Tensor& latent, IndexRange heads,
                          const Tensor& dkv, const Tensor& dlatent, MlaGradients& gradients);
 

@@ -37,7 +37,8 @@ int parse_size(std::string_view whole, std::string_view text) {
   int size = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
   if (error != std::errc() || end != text.data() + text.size() || size < 1 || size > kMaxAxisSize) {
-    invalid_argument("layout '{}': '{}' is neither a number of ranks (1 to {}) nor key=value", whole, text, kMaxAxisSize);
+    invalid_argument("layout '{}': '{}' is neither a number of ranks (1 to {}) nor key=value", whole, text,
+                     kMaxAxisSize);
   }
   return size;
 }
@@ -67,7 +68,8 @@ Layout parse_layout(std::string_view text) {
     const auto colon = part.find(':');
     const auto name = trimmed(part.substr(0, colon));
     if (colon == std::string_view::npos && part.find('=') != std::string_view::npos) {
-      if (layout.axes.empty()) invalid_argument("layout '{}': '{}' stands before any axis it could belong to", text, part);
+      if (layout.axes.empty())
+        invalid_argument("layout '{}': '{}' stands before any axis it could belong to", text, part);
       parse_setting(text, part, layout.axes.back());
       continue;
     }

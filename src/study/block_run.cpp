@@ -94,13 +94,15 @@ class BlockRank {
     ctx_.memory().open_window();
     Times times;
     if (results != nullptr && options_.dump && !ctx_.dry_run()) {
-      ctx_.set_observer([this](std::string_view name, const Tensor& t) { options_.dump(ctx_.rank(), std::string(name), t); });
+      ctx_.set_observer(
+          [this](std::string_view name, const Tensor& t) { options_.dump(ctx_.rank(), std::string(name), t); });
     }
 
     ctx_.comm().barrier();
     ctx_.clock().reset();
     double begin = now(), waited_before = waited();
-    SequenceScheme::Forward forward = in_phase(Phase::forward, [&] { return scheme_->forward(ctx_, block_, std::move(x)); });
+    SequenceScheme::Forward forward =
+        in_phase(Phase::forward, [&] { return scheme_->forward(ctx_, block_, std::move(x)); });
     times.forward = now() - begin;
     times.waiting = waited() - waited_before;
     saved_bytes_ = ctx_.memory().current_bytes(MemoryClass::saved);
@@ -111,9 +113,8 @@ class BlockRank {
     ctx_.comm().barrier();
     begin = now();
     waited_before = waited();
-    SequenceScheme::Backward backward = in_phase(Phase::backward, [&] {
-      return scheme_->backward(ctx_, block_, std::move(forward.saved), std::move(dy));
-    });
+    SequenceScheme::Backward backward = in_phase(
+        Phase::backward, [&] { return scheme_->backward(ctx_, block_, std::move(forward.saved), std::move(dy)); });
     times.backward = now() - begin;
     times.waiting += waited() - waited_before;
     times.kernels = virtual_ ? ctx_.ops().cpu_s() : ctx_.ops().wall_s();
@@ -213,8 +214,9 @@ nlohmann::json to_json(const RankMeasure& m) {
     standing.push_back({t.name, static_cast<int>(t.memory_class), t.bytes});
   }
   return {{"rank", m.rank},
-          {"bytes", {m.bytes_forward, m.bytes_backward, m.bytes_gradient_sync, m.bytes_received_forward,
-                     m.bytes_received_backward, m.messages, m.peak_activation_bytes, m.saved_bytes, m.untracked_bytes}},
+          {"bytes",
+           {m.bytes_forward, m.bytes_backward, m.bytes_gradient_sync, m.bytes_received_forward,
+            m.bytes_received_backward, m.messages, m.peak_activation_bytes, m.saved_bytes, m.untracked_bytes}},
           {"by_tensor", m.bytes_by_tensor},
           {"received_by_tensor", m.bytes_received_by_tensor},
           {"standing", standing},
@@ -228,9 +230,10 @@ RankMeasure measure_from(const nlohmann::json& json) {
   RankMeasure m;
   m.rank = json.at("rank");
   const auto& bytes = json.at("bytes");
-  std::int64_t* fields[] = {&m.bytes_forward,           &m.bytes_backward,          &m.bytes_gradient_sync,
-                            &m.bytes_received_forward,  &m.bytes_received_backward, &m.messages,
-                            &m.peak_activation_bytes,   &m.saved_bytes,             &m.untracked_bytes};
+  std::int64_t* fields[] = {
+      &m.bytes_forward,           &m.bytes_backward, &m.bytes_gradient_sync,   &m.bytes_received_forward,
+      &m.bytes_received_backward, &m.messages,       &m.peak_activation_bytes, &m.saved_bytes,
+      &m.untracked_bytes};
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = bytes.at(i);
   m.bytes_by_tensor = json.at("by_tensor").get<std::map<std::string, std::int64_t>>();
   m.bytes_received_by_tensor = json.at("received_by_tensor").get<std::map<std::string, std::int64_t>>();

@@ -223,9 +223,8 @@ nlohmann::json standing_json(const std::vector<StandingTensor>& standing) {
 nlohmann::json rank_json(const RankMeasure& m, bool dry) {
   const auto measured = [dry](double value) { return dry ? nlohmann::json() : nlohmann::json(value); };
   return {{"rank", m.rank},
-          {"bytes_sent", {{"forward", m.bytes_forward},
-                          {"backward", m.bytes_backward},
-                          {"gradient_sync", m.bytes_gradient_sync}}},
+          {"bytes_sent",
+           {{"forward", m.bytes_forward}, {"backward", m.bytes_backward}, {"gradient_sync", m.bytes_gradient_sync}}},
           {"bytes_received", {{"forward", m.bytes_received_forward}, {"backward", m.bytes_received_backward}}},
           {"bytes_sent_by_collective", m.bytes_by_tensor},
           {"bytes_received_by_collective", m.bytes_received_by_tensor},
@@ -246,8 +245,11 @@ nlohmann::json scheme_json(const SchemeReport& s) {
   const auto measured = [&](auto value) { return s.dry ? nlohmann::json() : nlohmann::json(value); };
   auto errors = nlohmann::json::array();
   for (const TensorError& e : s.errors) {
-    errors.push_back({{"tensor", e.tensor}, {"max_abs_error", e.max_abs}, {"max_abs_reference", e.max_reference},
-                      {"bound", e.bound}, {"within_bound", e.within_bound()}});
+    errors.push_back({{"tensor", e.tensor},
+                      {"max_abs_error", e.max_abs},
+                      {"max_abs_reference", e.max_reference},
+                      {"bound", e.bound},
+                      {"within_bound", e.within_bound()}});
   }
   auto ranks = nlohmann::json::array();
   for (const RankMeasure& m : s.run.ranks) ranks.push_back(rank_json(m, s.dry));
@@ -284,25 +286,25 @@ nlohmann::json to_json(const CompareReport& report) {
   auto omitted = nlohmann::json::array();
   for (const auto& entry : report.omitted) omitted.push_back({{"layout", entry.layout}, {"reason", entry.reason}});
   nlohmann::json json = machine_json(threads_per_rank(o.group), o.seed);
-  json.update({{"command", "compare"},
-               {"model", o.problem.config.name},
-               {"weights", o.weights_source},
-               {"text", o.text_source},
-               {"ranks", o.group.num_ranks},
-               {"seq", o.problem.seq},
-               {"batch", o.problem.batch},
-               {"dtype", name_of(o.problem.dtype)},
-               {"attention", name_of(o.problem.core)},
-               {"memory", name_of(o.group.memory_policy)},
-               {"backend", name_of(o.group.backend)},
-               {"dry_run", o.group.dry_run},
-               {"link", o.group.link.emulated
-                            ? nlohmann::json{{"latency_s", o.group.link.latency_s},
-                                             {"bandwidth_bytes_per_s", o.group.link.bandwidth_bytes_per_s}}
-                            : nlohmann::json()},
-               {"schemes", schemes},
-               {"omitted", omitted},
-               {"good", report.good()}});
+  json.update(
+      {{"command", "compare"},
+       {"model", o.problem.config.name},
+       {"weights", o.weights_source},
+       {"text", o.text_source},
+       {"ranks", o.group.num_ranks},
+       {"seq", o.problem.seq},
+       {"batch", o.problem.batch},
+       {"dtype", name_of(o.problem.dtype)},
+       {"attention", name_of(o.problem.core)},
+       {"memory", name_of(o.group.memory_policy)},
+       {"backend", name_of(o.group.backend)},
+       {"dry_run", o.group.dry_run},
+       {"link", o.group.link.emulated ? nlohmann::json{{"latency_s", o.group.link.latency_s},
+                                                       {"bandwidth_bytes_per_s", o.group.link.bandwidth_bytes_per_s}}
+                                      : nlohmann::json()},
+       {"schemes", schemes},
+       {"omitted", omitted},
+       {"good", report.good()}});
   return json;
 }
 

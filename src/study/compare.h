@@ -1,4 +1,5 @@
-// The main job: one block, one workload, P ranks; every scheme for real (or dry), each held against one rank in float64.
+// The main job: one block, one workload, P ranks; every scheme for real (or dry), each held against one rank in
+// float64.
 #pragma once
 
 #include <cmath>
@@ -22,12 +23,12 @@ struct CompareOptions {
   std::uint64_t seed = 1;
   std::string weights_source;  // for the report: "seeded", or the checkpoint's directory
   std::string text_source;
-  DumpSink dump;               // receives "<layout>/…" names
-  ResultSink results;          // at rank 0
+  DumpSink dump;       // receives "<layout>/…" names
+  ResultSink results;  // at rank 0
 };
 
 struct TensorError {
-  std::string tensor;  // "y", "dx", or a weight's name
+  std::string tensor;        // "y", "dx", or a weight's name
   double max_abs = 0;        // largest |value − reference|
   double max_reference = 0;  // largest |reference|
   double bound = 0;          // on max_abs: 3 × one-rank explicit's error + 8 ε·max_reference
@@ -40,8 +41,8 @@ struct SchemeReport {
   std::string name, layout;
   AttentionCore core = AttentionCore::fused;
   bool dry = false;
-  BlockRun run;        // measured; in a dry run the dry one
-  BlockRun predicted;  // the dry run
+  BlockRun run;                                      // measured; in a dry run the dry one
+  BlockRun predicted;                                // the dry run
   std::int64_t bytes_sent = 0, bytes_predicted = 0;  // forward + backward, maximum over ranks; by the closed form
   bool bytes_agree = false;                          // on every rank and in both phases
   bool peak_agrees = false;                          // on every rank

@@ -74,8 +74,8 @@ has all tokens and the rank's h/P heads, from head NÂ·h/P on. A latent row is [Ä
 | partial_grad.NAME | this rank's share of a weight's gradient; the sum over ranks is the gradient. Under laga and absorbed
   kv_b_proj's share is complete and has the rank's heads only |
 )",
-      c.name, p.seq, p.batch, name_of(p.dtype), num_ranks, c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim,
-      c.v_head_dim, c.kv_lora_rank, c.hidden_size, softmax_scale(c), c.rope.theta,
+      c.name, p.seq, p.batch, name_of(p.dtype), num_ranks, c.num_attention_heads, c.qk_nope_head_dim,
+      c.qk_rope_head_dim, c.v_head_dim, c.kv_lora_rank, c.hidden_size, softmax_scale(c), c.rope.theta,
       c.rope.interleave ? "adjacent (2i, 2i+1)" : "halves (i, i + r/2)", p.first_position);
 }
 
@@ -120,7 +120,8 @@ Dump::Dump(std::filesystem::path directory, const BlockProblem& problem, const B
   check_dump_directory(directory_);
   std::filesystem::create_directories(directory_);
   std::vector<TensorSource> shared;
-  data.weights.for_each([&](std::string_view name, const Tensor& t) { shared.push_back(tensor_source(std::string(name), t)); });
+  data.weights.for_each(
+      [&](std::string_view name, const Tensor& t) { shared.push_back(tensor_source(std::string(name), t)); });
   shared.push_back(tensor_source("x", data.x));
   shared.push_back(tensor_source("dy", data.dy));
   write_safetensors(directory_ / "shared.safetensors", shared);

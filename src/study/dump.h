@@ -1,5 +1,5 @@
-// `--dump`: weights, inputs, every rank's intermediates, outputs and gradients as safetensors, with a README and a NumPy
-// reader: the oracle for somebody who ports a scheme into another stack.
+// `--dump`: weights, inputs, every rank's intermediates, outputs and gradients as safetensors, with a README and a
+// NumPy reader: the oracle for somebody who ports a scheme into another stack.
 #pragma once
 
 #include <filesystem>
@@ -20,7 +20,8 @@ void check_dump_directory(const std::filesystem::path& directory);
 class Dump {
  public:
   /// `at_root` checks the directory and writes what is shared.
-  Dump(std::filesystem::path directory, const BlockProblem& problem, const BlockData& data, int num_ranks, bool at_root);
+  Dump(std::filesystem::path directory, const BlockProblem& problem, const BlockData& data, int num_ranks,
+       bool at_root);
   /// Takes copies: "<layout>/<tensor>" of a rank; a name seen again replaces the earlier one (repetitions).
   DumpSink sink();
   /// Writes LAYOUT/result.safetensors at once.

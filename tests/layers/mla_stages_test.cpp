@@ -1,5 +1,5 @@
-// The fast path (project, up-project, core, output; forward and backward) against the NumPy golden files, which share no
-// code with it, and its gradients against finite differences.
+// The fast path (project, up-project, core, output; forward and backward) against the NumPy golden files, which share
+// no code with it, and its gradients against finite differences.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,9 +20,8 @@ using testing::values_of;
 
 constexpr std::array kGoldenFiles = {"v2_lite",    "v3",      "kimi_k2",   "glm",   "minicpm3",
                                      "no_kv_norm", "no_rope", "unrotated", "biases"};
-constexpr std::array kLayouts = {"explicit",      "explicit-shared-rope",
-                                 "laga",          "laga:v=view",
-                                 "absorbed",      "absorbed-two-product"};
+constexpr std::array kLayouts = {"explicit", "explicit-shared-rope", "laga", "laga:v=view",
+                                 "absorbed", "absorbed-two-product"};
 
 using Intermediates = std::map<std::string, std::vector<double>>;
 
@@ -224,15 +223,15 @@ TEST_P(MlaDerivatives, GradientsAreTheDerivatives) {
         << name;
   };
   expect_derivative("x", c.data.x);
-  c.data.weights.for_each([&](std::string_view name, const Tensor& tensor) {
-    expect_derivative(std::string(name), tensor);
-  });
+  c.data.weights.for_each(
+      [&](std::string_view name, const Tensor& tensor) { expect_derivative(std::string(name), tensor); });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Grid, MlaDerivatives,
-    ::testing::Combine(::testing::Values("explicit", "explicit-shared-rope", "laga", "absorbed", "absorbed-two-product"),
-                       ::testing::Values(AttentionCore::eager, AttentionCore::fused), ::testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(Grid, MlaDerivatives,
+                         ::testing::Combine(::testing::Values("explicit", "explicit-shared-rope", "laga", "absorbed",
+                                                              "absorbed-two-product"),
+                                            ::testing::Values(AttentionCore::eager, AttentionCore::fused),
+                                            ::testing::Values(1, 2)));
 
 }  // namespace
 }  // namespace isomer

@@ -39,7 +39,8 @@ std::int64_t heads_for(int ranks) { return ranks == 3 ? 6 : ranks == 7 ? 7 : 8; 
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const std::string layout : {"explicit", "explicit-shared-rope", "absorbed", "absorbed-two-product", "laga", "laga:v=view"}) {
+  for (const std::string layout :
+       {"explicit", "explicit-shared-rope", "absorbed", "absorbed-two-product", "laga", "laga:v=view"}) {
     for (int ranks : {1, 2, 3, 4, 7, 8}) {
       for (bool divisible : {true, false}) {
         for (AttentionCore core : {AttentionCore::eager, AttentionCore::fused}) {
@@ -154,11 +155,11 @@ TEST_P(Bits, DependNeitherOnTheRunNorOnTheThreadBudgetNorOnMemoryBeneath) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Grid, Bits,
-    ::testing::Combine(::testing::Values("explicit", "explicit-shared-rope", "absorbed", "absorbed-two-product", "laga"),
-                       ::testing::Values(AttentionCore::eager, AttentionCore::fused),
-                       ::testing::Values(DType::f32, DType::bf16)));
+INSTANTIATE_TEST_SUITE_P(Grid, Bits,
+                         ::testing::Combine(::testing::Values("explicit", "explicit-shared-rope", "absorbed",
+                                                              "absorbed-two-product", "laga"),
+                                            ::testing::Values(AttentionCore::eager, AttentionCore::fused),
+                                            ::testing::Values(DType::f32, DType::bf16)));
 
 TEST(OneRank, ExplicitAndLagaGiveTheSameOutputBits) {
   for (DType dtype : {DType::f32, DType::bf16}) {

@@ -6,8 +6,8 @@
 //   x → ĉ|k_pe         ──all-gather latent──▶       õ = attention([q̃ | q_pe], ĉ|k_pe, ĉ)
 //   y = x + W_o o      ◀──all-to-all O───────       o = õ·W_UVᵀ
 //
-// Queries and outputs travel un-absorbed, so the bytes are LAGA's. Backward: all-to-all dO, all-to-all dQ, reduce-scatter
-// of the latent's gradient in float32.
+// Queries and outputs travel un-absorbed, so the bytes are LAGA's. Backward: all-to-all dO, all-to-all dQ,
+// reduce-scatter of the latent's gradient in float32.
 //
 // absorbed-two-product keeps q̃ and q_pe apart: an eager core then has two score products, as the LAGA paper's
 // measurements suggest its absorbed path has.
@@ -104,7 +104,8 @@ class Absorbed : public SequenceScheme {
 
  private:
   static UpProjectionViews my_up_projections(RankContext& ctx, const SequenceBlock& block) {
-    return up_projection_views(block.layer.config, block.layer.weights.kv_b_proj, block.head_shards().heads(ctx.rank()));
+    return up_projection_views(block.layer.config, block.layer.weights.kv_b_proj,
+                               block.head_shards().heads(ctx.rank()));
   }
 
   void absorb_queries(RankContext& ctx, const ModelConfig& config, const Tensor& w_uk, AbsorbedSaved& saved) const {
@@ -132,8 +133,8 @@ class Absorbed : public SequenceScheme {
     const Tensor latent = saved.latent.unflatten(1, {1, d + r});  // one key/value head
     const Tensor values = latent.slice(2, 0, d);
     if (!two_products_ || r == 0) return whole_sequence_inputs(block, saved.q_absorbed, latent, values);
-    return whole_sequence_inputs(block, saved.q_absorbed, values, values,
-                                 saved.q.slice(2, config.qk_nope_head_dim, r), latent.slice(2, d, r));
+    return whole_sequence_inputs(block, saved.q_absorbed, values, values, saved.q.slice(2, config.qk_nope_head_dim, r),
+                                 latent.slice(2, d, r));
   }
 
   AttentionGradients core_gradients(const ModelConfig& config, const Tensor& dq, const Tensor& dq_absorbed,
@@ -154,6 +155,8 @@ class Absorbed : public SequenceScheme {
 }  // namespace
 
 std::unique_ptr<SequenceScheme> make_absorbed(const LayoutAxis&) { return std::make_unique<Absorbed>(false); }
-std::unique_ptr<SequenceScheme> make_absorbed_two_product(const LayoutAxis&) { return std::make_unique<Absorbed>(true); }
+std::unique_ptr<SequenceScheme> make_absorbed_two_product(const LayoutAxis&) {
+  return std::make_unique<Absorbed>(true);
+}
 
 }  // namespace isomer

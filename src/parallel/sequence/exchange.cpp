@@ -49,7 +49,8 @@ Tensor heads_to_tokens(RankContext& ctx, const TokenShards& tokens, std::string_
   FunctionScope scope(ctx);
   const HeadShards heads{by_heads.size(1) * tokens.num_ranks, tokens.num_ranks};
   const IndexRange mine = tokens.rows(ctx.comm().rank());
-  const Tensor result = ctx.empty(name, memory_class, by_heads.dtype(), {mine.count, heads.num_heads, by_heads.size(2)});
+  const Tensor result =
+      ctx.empty(name, memory_class, by_heads.dtype(), {mine.count, heads.num_heads, by_heads.size(2)});
   std::vector<Tensor> send, receive;
   for (int peer = 0; peer < tokens.num_ranks; ++peer) {
     const IndexRange rows = tokens.rows(peer), theirs = heads.heads(peer);

@@ -73,7 +73,8 @@ class Explicit : public SequenceScheme {
     dk = Tensor();
     Tensor dv_local = heads_to_tokens(ctx, block.tokens, "dV", dv, MemoryClass::communication);
     dv = Tensor();
-    Tensor dkv = ctx.empty("d kv_b output", MemoryClass::workspace, dy.dtype(), {dk_local.size(0), dk_local.size(1), n + v});
+    Tensor dkv =
+        ctx.empty("d kv_b output", MemoryClass::workspace, dy.dtype(), {dk_local.size(0), dk_local.size(1), n + v});
     copy(ctx, "join dk_nope", dk_local.slice(2, 0, n), dkv.slice(2, 0, n));
     copy(ctx, "join dv", dv_local, dkv.slice(2, n, v));
     dv_local = Tensor();

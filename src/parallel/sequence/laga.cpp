@@ -45,8 +45,9 @@ class Laga : public SequenceScheme {
     const IndexRange my_heads = block.head_shards().heads(ctx.rank());
     Tensor kv = up_project_forward(ctx, block.layer, saved->latent, my_heads,
                                    copy_values_ ? MemoryClass::workspace : MemoryClass::saved);
-    saved->k = concatenate_keys(ctx, kv.slice(2, 0, config.qk_nope_head_dim),
-                                saved->latent.slice(1, config.kv_lora_rank, config.qk_rope_head_dim), MemoryClass::saved);
+    saved->k =
+        concatenate_keys(ctx, kv.slice(2, 0, config.qk_nope_head_dim),
+                         saved->latent.slice(1, config.kv_lora_rank, config.qk_rope_head_dim), MemoryClass::saved);
     saved->v = kv.slice(2, config.qk_nope_head_dim, config.v_head_dim);
     if (copy_values_) {
       const Tensor view = saved->v;
@@ -81,7 +82,8 @@ class Laga : public SequenceScheme {
                             std::move(saved.core), dout, {.dq = dq, .dk = dk, .dv = dkv.slice(2, n, v)});
     saved.q = saved.k = saved.v = dout = Tensor();
 
-    Tensor dlatent = ctx.empty("d gathered latent", MemoryClass::workspace, statistic_dtype(dy.dtype()), saved.latent.shape());
+    Tensor dlatent =
+        ctx.empty("d gathered latent", MemoryClass::workspace, statistic_dtype(dy.dtype()), saved.latent.shape());
     sum_heads(ctx, "dk_pe over heads", dk.slice(2, n, r), dlatent.slice(1, config.kv_lora_rank, r));
     copy(ctx, "join dk_nope", dk.slice(2, 0, n), dkv.slice(2, 0, n));
     dk = Tensor();

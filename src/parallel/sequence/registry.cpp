@@ -16,10 +16,8 @@ struct Entry {
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = {
-      {"explicit", make_explicit, {}},
-      {"explicit-shared-rope", make_explicit_shared_rope, {}},
-      {"absorbed", make_absorbed, {}},
-      {"absorbed-two-product", make_absorbed_two_product, {}},
+      {"explicit", make_explicit, {}}, {"explicit-shared-rope", make_explicit_shared_rope, {}},
+      {"absorbed", make_absorbed, {}}, {"absorbed-two-product", make_absorbed_two_product, {}},
       {"laga", make_laga, {"v"}},
   };
   return all;
@@ -60,7 +58,8 @@ std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout) {
     invalid_argument("layout '{}': {} takes no second axis ('{}')", to_string(layout), entry.name, layout.axes[1].name);
   }
   for (const auto& [key, value] : layout.innermost().options) {
-    const bool known = key == "attention" || std::find(entry.options.begin(), entry.options.end(), key) != entry.options.end();
+    const bool known =
+        key == "attention" || std::find(entry.options.begin(), entry.options.end(), key) != entry.options.end();
     if (!known) invalid_argument("layout '{}': {} has no option '{}'", to_string(layout), entry.name, key);
   }
   return entry.make(layout.innermost());

@@ -36,7 +36,7 @@ class SequenceScheme {
     std::unique_ptr<Saved> saved;
   };
   struct Backward {
-    Tensor dx;  // [T, D]
+    Tensor dx;               // [T, D]
     MlaGradients gradients;  // this rank's share; summed over ranks by sync_gradients
   };
   virtual ~SequenceScheme() = default;
