@@ -1,5 +1,95 @@
+// isomer claims: what papers claim beside what Isomer finds, each verdict computed from runs and dry runs.
+#include "study/claims.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
 #include "apps/isomer/commands.h"
+#include "apps/isomer/table.h"
+#include "core/error.h"
 
 namespace isomer {
-void add_claims(CLI::App&, int&) {}
+
+namespace {
+
+struct ClaimsArguments {
+  std::string json_file;
+  std::vector<std::string> only;
+  std::uint64_t seed = 1;
+  bool quick = false;
+};
+
+/// One line: id, claim, published, found, verdict, command.
+std::string line_of(const Claim& c) {
+  return fmt::format("{:<4} {} | published: {} | found: {} | {} | {}\n", c.id, c.claim, c.published, c.found,
+                     name_of(c.verdict), c.command);
+}
+
+std::string evidence_of(const Claim& c) {
+  std::string text = fmt::format("\n== {}: {}\n", c.id, name_of(c.verdict));
+  text += fmt::format("   {}\n", c.reason);
+  if (!c.configuration.empty()) text += fmt::format("   fixed beforehand: {}\n", c.configuration);
+  for (const EvidenceTable& evidence : c.evidence) {
+    Table table(evidence.header);
+    for (const auto& cells : evidence.rows) {
+      std::vector<std::string> row;
+      for (const Cell& cell : cells) row.push_back(cell.text);
+      table.add(std::move(row));
+    }
+    text += fmt::format("\n{}\n{}", evidence.title, table.text());
+    if (!evidence.note.empty()) text += fmt::format("{}\n", evidence.note);
+  }
+  return text;
+}
+
+void print_report(const ClaimsReport& report) {
+  fmt::print("{}: each claim, the figure published, the figure found, the verdict, and the command that shows it\n\n",
+             report.paper);
+  for (const Claim& c : report.claims) fmt::print("{}", line_of(c));
+  for (const Claim& c : report.claims) {
+    if (!c.evidence.empty()) fmt::print("{}", evidence_of(c));
+  }
+  fmt::print(
+      "\nMB are decimal. A verdict is computed: reproduced means equal to the last printed digit in the configuration "
+      "fixed\n"
+      "beforehand; dry runs count bytes and memory tensor by tensor, with one thread a rank (docs/claims.md).\n");
+  for (const std::string& what : report.disagreements) fmt::print("DISAGREEMENT inside Isomer: {}\n", what);
+}
+
+void write_json(const std::string& file, const nlohmann::json& json) {
+  std::ofstream out(file);
+  out << json.dump(2) << "\n";
+  out.close();
+  if (!out) throw Error(fmt::format("--json {}: can't be written", file));
+}
+
+int run_laga(const ClaimsArguments& a) {
+  ClaimsReport report;
+  {
+    Progress progress;
+    report = laga_claims({.only = a.only, .quick = a.quick, .seed = a.seed, .progress = [&](const std::string& what) {
+                            progress.show(what);
+                          }});
+  }
+  print_report(report);
+  if (!a.json_file.empty()) write_json(a.json_file, to_json(report));
+  return report.good() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_claims(CLI::App& app, int& exit_code) {
+  CLI::App* command =
+      app.add_subcommand("claims", "print each published claim beside what Isomer finds, and the verdict");
+  command->require_subcommand(1);
+  auto a = std::make_shared<ClaimsArguments>();
+  CLI::App* laga =
+      command->add_subcommand("laga", "LAGA (arXiv 2607.17644): sequence-parallel training of latent attention");
+  laga->add_option("--json", a->json_file, "write claims and evidence as JSON");
+  laga->add_option("--only", a->only, "ids, separated by commas (L1,L4)")->delimiter(',');
+  laga->add_option("--seed", a->seed, "of weights, inputs and output gradients of real runs")->capture_default_str();
+  laga->add_flag("--quick", a->quick, "real runs at tiny sizes");
+  laga->callback([a, &exit_code] { exit_code = run_laga(*a); });
+}
+
 }  // namespace isomer

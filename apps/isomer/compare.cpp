@@ -87,9 +87,11 @@ std::string title_of(const CompareReport& report) {
   std::string text = fmt::format("{}: one attention block, {} tokens × {}, {}, {} ranks ({})", c.name, o.problem.seq,
                                  o.problem.batch, name_of(o.problem.dtype), o.group.num_ranks,
                                  o.group.dry_run ? "dry run" : name_of(o.group.backend));
-  text += fmt::format("\n  h {}, d {}, n {}, r {}, v {}, hidden {}{}; weights {}; tokens {}\n", c.num_attention_heads,
+  text += fmt::format("\n  h {}, d {}, n {}, r {}, v {}, hidden {}{}; weights {}{}\n", c.num_attention_heads,
                       c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, c.hidden_size,
-                      c.q_lora_rank > 0 ? fmt::format(", q_lora {}", c.q_lora_rank) : "", o.weights_source, o.text_source);
+                      c.q_lora_rank > 0 ? fmt::format(", q_lora {}", c.q_lora_rank) : "",
+                      o.group.dry_run ? "and tokens: shapes only" : o.weights_source,
+                      o.group.dry_run ? "" : fmt::format("; tokens {}", o.text_source));
   if (o.group.link.emulated) {
     text += fmt::format("  link emulated: {} and {}/s a rank\n", format_seconds(o.group.link.latency_s),
                         format_bytes(o.group.link.bandwidth_bytes_per_s));
@@ -159,9 +161,18 @@ std::string failures(const CompareReport& report) {
   return text;
 }
 
+/// One line a reason, with the layouts it keeps out.
+std::string omitted_text(const CompareReport& report, const std::string& start) {
+  std::map<std::string, std::vector<std::string>> by_reason;
+  for (const auto& [layout, reason] : report.omitted) by_reason[reason].push_back(layout);
+  std::string text;
+  for (const auto& [reason, layouts] : by_reason) text += fmt::format("{}{}: {}\n", start, fmt::join(layouts, ", "), reason);
+  return text;
+}
+
 void print_report(const CompareReport& report) {
   fmt::print("{}\n{}\n{}", title_of(report), main_table(report), peak_table(report));
-  for (const auto& [layout, reason] : report.omitted) fmt::print("omitted {}: {}\n", layout, reason);
+  fmt::print("{}", omitted_text(report, "omitted: "));
   fmt::print("\nsent/rank: bytes to other ranks, forward + backward without parameter gradients, the rank that sends most;"
              "\n  = the closed form says the same, on every rank. peak: saved + workspace + communication tensors of a rank.\n");
   if (report.options.group.dry_run) return;
@@ -192,14 +203,6 @@ void check_places(const CompareArguments& a) {
   if (!under_mpirun()) check_dump_directory(a.dump_dir);
 }
 
-/// One line for all layouts that don't fit.
-void explain_omissions(const CompareReport& report) {
-  const auto& first = report.omitted.front();
-  const std::size_t others = report.omitted.size() - 1;
-  fmt::print(stderr, "isomer: {}: {}{}\n", first.layout, first.reason,
-             others > 0 ? fmt::format("; nor does any of the {} other layouts fit", others) : "");
-}
-
 int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   CompareOptions options = options_of(a, load_model_config(a.model));
   check_places(a);
@@ -221,13 +224,14 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   if (!a.dump_dir.empty()) {
     dump = std::make_unique<Dump>(a.dump_dir, options.problem, data, options.group.num_ranks, at_root);
     options.dump = dump->sink();
+    options.results = [&](const std::string& layout, const auto& tensors) { dump->write_result(layout, tensors); };
   }
   const CompareReport report = compare_schemes(options, data, [&](const std::string& what) { progress.show(what); });
   progress.show("");
   if (dump) dump->finish();
   if (!at_root) return 0;
   if (report.schemes.empty()) {
-    explain_omissions(report);
+    fmt::print(stderr, "{}", omitted_text(report, "isomer: no layout fits: "));
     return 2;
   }
   print_report(report);

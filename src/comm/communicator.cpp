@@ -66,7 +66,9 @@ void Work::wait() {
   if (!state_) return;
   const auto state = std::move(state_);  // its tensors are released here, by the rank's own thread
   if (!state->request) return;
+  const double begin_s = wall_clock_s();
   const double completion_s = state->request->wait();
+  state->ctx.ops().enter_wait(wall_clock_s() - begin_s);
   state->ctx.heartbeat().fetch_add(1, std::memory_order_relaxed);
   state->ctx.clock().wait_until(completion_s);
 }
@@ -100,7 +102,7 @@ struct Communicator::Impl {
       refuse(call, "{}[{}] is {}, expected {}", role, index, name_of(tensor.dtype()), name_of(call.dtype));
     const auto result = block_of(tensor, ctx.dry_run());
     if (!result)
-      refuse(call, "{}[{}] of shape {} and strides {} is no stack of equal rows at one stride", role, index,
+      refuse(call, "{}[{}] of shape {} and strides {} is no stack of equal rows at one or two strides", role, index,
              to_string(tensor.shape()), to_string(tensor.strides()));
     return *result;
   }

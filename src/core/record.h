@@ -73,12 +73,19 @@ class OpRecord {
   };
   void enter(Phase phase, std::string_view name, const OpCost& cost, double cpu_s, double wall_s);
   const std::map<Key, OpSummary>& summaries() const { return summaries_; }
+  /// Wall time that the rank's thread waited for a collective.
+  void enter_wait(double wall_s) { waiting_wall_s_ += wall_s; }
+  double waiting_wall_s() const { return waiting_wall_s_; }
   double flops(Phase phase) const;
   double cpu_s() const;
   double wall_s() const;
-  void clear() { summaries_.clear(); }
+  void clear() {
+    summaries_.clear();
+    waiting_wall_s_ = 0;
+  }
 
  private:
+  double waiting_wall_s_ = 0;
   std::map<Key, OpSummary> summaries_;
 };
 

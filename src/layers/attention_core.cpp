@@ -153,6 +153,11 @@ void eager_backward(RankContext& ctx, const AttentionInputs& in, CoreSaved&& sav
 }  // namespace
 
 Tensor attention_core_forward(RankContext& ctx, AttentionCore core, const AttentionInputs& in, CoreSaved& saved) {
+  ctx.observe("core q", in.q);
+  ctx.observe("core k", in.k);
+  ctx.observe("core v", in.v);
+  if (in.q_rope) ctx.observe("core q rope", in.q_rope);
+  if (in.k_rope) ctx.observe("core k rope", in.k_rope);
   if (core == AttentionCore::eager) {
     Tensor result = eager_forward(ctx, in, saved);
     ctx.observe("core output", result);

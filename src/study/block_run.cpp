@@ -75,6 +75,8 @@ class BlockRank {
   }
 
  private:
+  /// Time in collectives so far, on the run's clock.
+  double waited() const { return virtual_ ? ctx_.clock().waited_s() : ctx_.ops().waiting_wall_s(); }
   double now() const { return virtual_ ? ctx_.clock().now_s() : wall_clock_s(); }
 
   template <class Body>
@@ -97,9 +99,10 @@ class BlockRank {
 
     ctx_.comm().barrier();
     ctx_.clock().reset();
-    double begin = now();
+    double begin = now(), waited_before = waited();
     SequenceScheme::Forward forward = in_phase(Phase::forward, [&] { return scheme_->forward(ctx_, block_, std::move(x)); });
     times.forward = now() - begin;
+    times.waiting = waited() - waited_before;
     saved_bytes_ = ctx_.memory().current_bytes(MemoryClass::saved);
     if (results != nullptr && options_.collect_results) results->y = collect("y", forward.y);
     dump("y", forward.y, results);
@@ -107,11 +110,12 @@ class BlockRank {
 
     ctx_.comm().barrier();
     begin = now();
+    waited_before = waited();
     SequenceScheme::Backward backward = in_phase(Phase::backward, [&] {
       return scheme_->backward(ctx_, block_, std::move(forward.saved), std::move(dy));
     });
     times.backward = now() - begin;
-    times.waiting = ctx_.clock().waited_s();
+    times.waiting += waited() - waited_before;
     times.kernels = virtual_ ? ctx_.ops().cpu_s() : ctx_.ops().wall_s();
     ctx_.memory().close_window();
     ctx_.set_observer({});
@@ -169,8 +173,9 @@ class BlockRank {
     for (const LedgerEntry& entry : ledger.entries()) {
       if (entry.phase != Phase::forward && entry.phase != Phase::backward) continue;
       if (entry.collective == Collective::barrier) continue;
-      m.bytes_by_tensor[fmt::format("{} {} {}", name_of(entry.phase), name_of(entry.collective), entry.tensor)] +=
-          entry.bytes_sent;
+      const auto key = fmt::format("{} {} {}", name_of(entry.phase), name_of(entry.collective), entry.tensor);
+      m.bytes_by_tensor[key] += entry.bytes_sent;
+      m.bytes_received_by_tensor[key] += entry.bytes_received;
       m.messages += entry.messages;
     }
     m.peak_activation_bytes = ctx_.memory().peak_activation_bytes();
@@ -181,7 +186,9 @@ class BlockRank {
     m.flops_backward = ctx_.ops().flops(Phase::backward);
     for (const auto& [key, summary] : ctx_.ops().summaries()) {
       if (key.phase != Phase::forward && key.phase != Phase::backward) continue;
-      m.flops_by_op[fmt::format("{} {}", name_of(key.phase), key.name)] += summary.cost.flops;
+      const std::string name = fmt::format("{} {}", name_of(key.phase), key.name);
+      m.flops_by_op[name] += summary.cost.flops;
+      m.seconds_by_op[name] += virtual_ ? summary.cpu_s : summary.wall_s;
     }
     m.seconds = times.total();
     m.seconds_forward = times.forward;
@@ -209,9 +216,11 @@ nlohmann::json to_json(const RankMeasure& m) {
           {"bytes", {m.bytes_forward, m.bytes_backward, m.bytes_gradient_sync, m.bytes_received_forward,
                      m.bytes_received_backward, m.messages, m.peak_activation_bytes, m.saved_bytes, m.untracked_bytes}},
           {"by_tensor", m.bytes_by_tensor},
+          {"received_by_tensor", m.bytes_received_by_tensor},
           {"standing", standing},
           {"flops", {m.flops_forward, m.flops_backward}},
           {"by_op", m.flops_by_op},
+          {"seconds_by_op", m.seconds_by_op},
           {"seconds", {m.seconds, m.seconds_forward, m.seconds_waiting, m.seconds_kernels}}};
 }
 
@@ -224,12 +233,14 @@ RankMeasure measure_from(const nlohmann::json& json) {
                             &m.peak_activation_bytes,   &m.saved_bytes,             &m.untracked_bytes};
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = bytes.at(i);
   m.bytes_by_tensor = json.at("by_tensor").get<std::map<std::string, std::int64_t>>();
+  m.bytes_received_by_tensor = json.at("received_by_tensor").get<std::map<std::string, std::int64_t>>();
   for (const auto& t : json.at("standing")) {
     m.standing_at_peak.push_back({t.at(0), static_cast<MemoryClass>(t.at(1).get<int>()), t.at(2)});
   }
   m.flops_forward = json.at("flops").at(0);
   m.flops_backward = json.at("flops").at(1);
   m.flops_by_op = json.at("by_op").get<std::map<std::string, double>>();
+  m.seconds_by_op = json.at("seconds_by_op").get<std::map<std::string, double>>();
   const auto& seconds = json.at("seconds");
   m.seconds = seconds.at(0);
   m.seconds_forward = seconds.at(1);

@@ -1,6 +1,7 @@
 // Running one attention block under one scheme, for real or dry, and measuring all of it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -38,7 +39,8 @@ struct RankMeasure {
   int rank = 0;
   std::int64_t bytes_forward = 0, bytes_backward = 0, bytes_gradient_sync = 0;  // sent
   std::int64_t bytes_received_forward = 0, bytes_received_backward = 0;
-  std::map<std::string, std::int64_t> bytes_by_tensor;  // "forward all_to_all q"
+  std::map<std::string, std::int64_t> bytes_by_tensor;           // sent; "forward all_to_all q"
+  std::map<std::string, std::int64_t> bytes_received_by_tensor;  // the same keys
   std::int64_t messages = 0;
   std::int64_t peak_activation_bytes = 0;
   std::vector<StandingTensor> standing_at_peak;
@@ -46,10 +48,12 @@ struct RankMeasure {
   std::int64_t untracked_bytes = 0;
   double flops_forward = 0, flops_backward = 0;
   std::map<std::string, double> flops_by_op;  // "forward kv_b_proj"
+  std::map<std::string, double> seconds_by_op;  // on the run's clock; of the last repetition
   double seconds = 0;          // forward + backward, on the run's clock
   double seconds_forward = 0;
-  double seconds_waiting = 0;  // virtual clock: in collectives
+  double seconds_waiting = 0;  // in collectives
   double seconds_kernels = 0;
+  double seconds_other() const { return std::max(0.0, seconds - seconds_waiting - seconds_kernels); }
 };
 
 struct BlockRun {

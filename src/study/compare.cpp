@@ -55,6 +55,26 @@ TensorError error_of(const std::string& name, const Tensor& value, const std::ve
   return error;
 }
 
+/// Copies of the reference's values as float64 tensors.
+std::map<std::string, Tensor> tensors_of(const MlaReferenceResult& result) {
+  std::map<std::string, Tensor> tensors;
+  const auto add = [&](const std::string& name, const std::vector<double>& values) {
+    const Tensor tensor = Tensor::unrecorded(name, DType::f64, {static_cast<std::int64_t>(values.size())});
+    std::copy(values.begin(), values.end(), tensor.data<double>());
+    tensors[name] = tensor;
+  };
+  add("y", result.y);
+  add("dx", result.dx);
+  for (const auto& [name, values] : result.gradients) add("grad." + name, values);
+  return tensors;
+}
+
+std::map<std::string, Tensor> tensors_of(const BlockRun& run) {
+  std::map<std::string, Tensor> tensors{{"y", run.y}, {"dx", run.dx}};
+  run.gradients.for_each([&](std::string_view name, const Tensor& t) { tensors[fmt::format("grad.{}", name)] = t; });
+  return tensors;
+}
+
 std::vector<TensorError> errors_of(const BlockRun& run, const MlaReferenceResult& expected) {
   std::vector<TensorError> errors;
   errors.push_back(error_of("y", run.y, expected.y));
@@ -153,6 +173,7 @@ CompareReport compare_schemes(const CompareOptions& options, const BlockData& da
     const double begin = wall_clock_s();
     expected = reference(options.problem, data);
     report.reference_seconds = wall_clock_s() - begin;
+    if (options.results) options.results("reference", tensors_of(expected));
   }
   std::map<AttentionCore, std::vector<TensorError>> yardsticks;
   for (const Layout& layout : options.layouts) {
@@ -179,6 +200,7 @@ CompareReport compare_schemes(const CompareOptions& options, const BlockData& da
       if (!dry) {
         scheme.errors = errors_of(scheme.run, expected);
         set_bounds(scheme.errors, yardsticks.at(scheme.core), options.problem.dtype);
+        if (options.results) options.results(scheme.layout, tensors_of(scheme.run));
         scheme.run.y = scheme.run.dx = Tensor();
         scheme.run.gradients = {};
       }
@@ -206,6 +228,7 @@ nlohmann::json rank_json(const RankMeasure& m, bool dry) {
                           {"gradient_sync", m.bytes_gradient_sync}}},
           {"bytes_received", {{"forward", m.bytes_received_forward}, {"backward", m.bytes_received_backward}}},
           {"bytes_sent_by_collective", m.bytes_by_tensor},
+          {"bytes_received_by_collective", m.bytes_received_by_tensor},
           {"messages", m.messages},
           {"peak_activation_bytes", m.peak_activation_bytes},
           {"saved_bytes", m.saved_bytes},
@@ -215,7 +238,8 @@ nlohmann::json rank_json(const RankMeasure& m, bool dry) {
           {"seconds", measured(m.seconds)},
           {"seconds_forward", measured(m.seconds_forward)},
           {"seconds_waiting", measured(m.seconds_waiting)},
-          {"seconds_kernels", measured(m.seconds_kernels)}};
+          {"seconds_kernels", measured(m.seconds_kernels)},
+          {"seconds_other", measured(m.seconds_other())}};
 }
 
 nlohmann::json scheme_json(const SchemeReport& s) {

@@ -12,6 +12,9 @@
 
 namespace isomer {
 
+/// Receives, at rank 0, what a layout (or "reference") came to: tensors by name, y, dx and "grad.NAME".
+using ResultSink = std::function<void(const std::string& layout, const std::map<std::string, Tensor>& tensors)>;
+
 struct CompareOptions {
   BlockProblem problem;
   GroupOptions group;
@@ -20,6 +23,7 @@ struct CompareOptions {
   std::string weights_source;  // for the report: "seeded", or the checkpoint's directory
   std::string text_source;
   DumpSink dump;               // receives "<layout>/…" names
+  ResultSink results;          // at rank 0
 };
 
 struct TensorError {

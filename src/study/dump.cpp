@@ -51,6 +51,8 @@ softmax scale {:.17g}, rope theta {}, pairs {}, first position {}.
 |---|---|
 | shared.safetensors | weights (names of a checkpoint's layer), x and dy of all tokens |
 | LAYOUT/rankN.safetensors | what rank N had under that scheme |
+| LAYOUT/result.safetensors | y and dx of all tokens and every weight's gradient, summed over the ranks |
+| reference/result.safetensors | the same from one rank in float64, flat; the inputs are those of shared.safetensors |
 | read.py | `load(path)` gives {{name: array}}; run it on a file for a list |
 
 Rows are sequence-major: token s of sequence b is row s·batch + b; rank N of P holds the tokens [N·S/P, …) of every
@@ -60,8 +62,9 @@ has all tokens and the rank's h/P heads, from head N·h/P on. A latent row is [�
 | tensor | shape |
 |---|---|
 | q, latent | [T, h, n+r], [T, d+r]: the rank's own tokens, rope applied |
-| q / k / v by heads | [S·batch, h/P, n+r or v]: after the all-to-all |
+| q / k / v / k_nope by heads | [S·batch, h/P, n+r, n or v]: after the all-to-all |
 | latent gathered | [S·batch, d+r]: after the all-gather |
+| core q, core k, core v, core q rope, core k rope | what enters attention; k and v of one head are shared by all |
 | core output | [S·batch, h/P, v]; d wide where attention runs on the latent |
 | core lse | [h/P, S·batch], natural logarithm (fused attention) |
 | o | [T, h, v]: back at the tokens, the input of W_o |
@@ -132,6 +135,13 @@ DumpSink Dump::sink() {
     const std::lock_guard lock(mutex_);
     tensors_[{name.substr(0, slash), rank}].insert_or_assign(name.substr(slash + 1), std::move(copy));
   };
+}
+
+void Dump::write_result(const std::string& layout, const std::map<std::string, Tensor>& tensors) const {
+  std::vector<TensorSource> sources;
+  for (const auto& [name, tensor] : tensors) sources.push_back(tensor_source(name, tensor));
+  std::filesystem::create_directories(directory_ / layout);
+  write_safetensors(directory_ / layout / "result.safetensors", sources, {{"layout", layout}});
 }
 
 void Dump::finish() {

@@ -23,6 +23,8 @@ class Dump {
   Dump(std::filesystem::path directory, const BlockProblem& problem, const BlockData& data, int num_ranks, bool at_root);
   /// Takes copies: "<layout>/<tensor>" of a rank; a name seen again replaces the earlier one (repetitions).
   DumpSink sink();
+  /// Writes LAYOUT/result.safetensors at once.
+  void write_result(const std::string& layout, const std::map<std::string, Tensor>& tensors) const;
   /// Writes the ranks' files.
   void finish();
 

@@ -72,8 +72,8 @@ std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_r
   }
   const std::int64_t heads = config.num_attention_heads;
   if (heads % num_ranks != 0) {
-    return fmt::format("{} spreads {} heads over the ranks, and {} ranks don't divide them; these numbers of ranks do: {}",
-                       layout.innermost().name, heads, num_ranks, divisors(heads));
+    return fmt::format("{} ranks don't divide {} heads, which are spread over them; these numbers of ranks do: {}",
+                       num_ranks, heads, divisors(heads));
   }
   if (seq < num_ranks) return fmt::format("{} tokens leave some of {} ranks without any", seq, num_ranks);
   return {};
