@@ -127,6 +127,7 @@ TEST(Tensor, FlattenIgnoresTheStridesOfAxesOfOne) {
   const Tensor ones = t.slice(0, 2, 1).slice(1, 3, 1).unflatten(1, {1, 1});
   EXPECT_EQ(values_of(ones.flatten(0, 2)), Values{15});
   EXPECT_EQ(values_of(t.slice(1, 1, 1).flatten(0, 1)), (Values{1, 7, 13, 19}));
+  EXPECT_EQ(values_of(t.slice(0, 1, 1).slice(1, 2, 3).flatten(0, 1)), (Values{8, 9, 10}));
   EXPECT_EQ(t.slice(0, 0, 0).transpose(0, 1).flatten(0, 1).shape(), Shape{0});
 }
 

@@ -161,7 +161,8 @@ TEST_P(Elementwise, CopiesAnyViewAndRoundsOnce) {
   const Shape shapes[] = {{7}, {0, 4}, {130, 5}, {9, 20, 3}, {70, 1, 1}};
   std::vector<std::pair<DType, DType>> types = {{dtype(), dtype()}};
   if (dtype() == DType::bf16) types.insert(types.end(), {{DType::bf16, DType::f32}, {DType::f32, DType::bf16}});
-  for (const auto& [from, to] : types) {
+  for (const auto& pair : types) {
+    const DType from = pair.first, to = pair.second;
     for (const Shape& shape : shapes) {
       const Tensor source = filled(from, shape, 1);
       const Values actual = on_any_threads([&](RankContext& ctx) {

@@ -308,6 +308,10 @@ TYPED_TEST(RowKernelsTest, ConversionsAreExactOrRoundOnce) {
   for (const std::int64_t width : kWidths) {
     auto wide = this->statistics(1, width, 1e3);
     wide[0] = std::numeric_limits<double>::infinity();
+    // Ties of bfloat16, whose even neighbour is below and above, and what is next to a tie.
+    const double ties[] = {1 + 0x1p-8,  1 + 0x3p-8,           -1 - 0x1p-8,
+                           -1 - 0x3p-8, 1 + 0x1p-8 + 0x1p-23, 1 + 0x3p-8 - 0x1p-23};
+    for (std::size_t i = 0; i < std::size(ties) && i + 1 < wide.size(); ++i) wide[i + 1] = ties[i];
     this->for_each_set([&](const auto& kernels) {
       typename TestFixture::template Row<S> from(wide), back(wide);
       typename TestFixture::template Row<TypeParam> narrow(std::vector<double>(wide.size(), 0.0));

@@ -6,12 +6,14 @@
 
 #include "layers/reference/mla_block.h"
 #include "model/checkpoint.h"
+#include "study/dump.h"
 #include "study/program.h"
 #include "tensor_values.h"
 
 namespace isomer {
 namespace {
 
+using testing::set_values;
 using testing::values_of;
 
 constexpr int kRanks = 2;
@@ -132,6 +134,26 @@ TEST_F(DumpFiles, TheNumpyReaderReadsThem) {
   EXPECT_EQ(shared.exit_code, 0) << shared.err;
   const Tensor x = read("shared.safetensors", "x");
   EXPECT_EQ(std::stod(shared.out), static_cast<double>(x.data<float>()[3 * x.size(1) + 5]));
+}
+
+TEST(Dump, WritesViewsElementByElement) {
+  const TempFolder folder;
+  const auto directory = folder.path() / "dump";
+  BlockProblem problem{.config = load_model_config("tiny-mla"), .seq = 2};
+  const Shape rows{2, problem.config.hidden_size};
+  BlockData data{.weights = seeded_mla_weights(problem.config, 1, DType::f32),
+                 .x = seeded_tensor(1, "x", rows, DType::f32),
+                 .dy = seeded_tensor(1, "dy", rows, DType::f32)};
+  Dump dump(directory, problem, data, 1, true);
+  const Tensor whole = testing::tensor_of({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, DType::f32, {3, 4});
+  const auto sink = dump.sink();
+  sink(0, "laga/view", whole.slice(1, 0, 1));
+  sink(0, "laga/view", whole.slice(1, 1, 2).transpose(0, 1));  // a later repetition replaces it
+  set_values(whole, std::vector<double>(12, -1.0));            // what was shown was copied
+  dump.finish();
+  const Tensor view = Checkpoint::open(directory / "laga/rank0.safetensors").read("view", DType::f32);
+  EXPECT_EQ(view.shape(), (Shape{2, 3}));
+  EXPECT_EQ(values_of(view), (std::vector<double>{1, 5, 9, 2, 6, 10}));
 }
 
 TEST_F(DumpFiles, ComeWithAReadme) {
