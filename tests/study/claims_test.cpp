@@ -74,6 +74,17 @@ TEST(LagaClaims, TheEagerGapIsOneScoreMatrixAndALinearRest) {
   }
 }
 
+// No column of a gradient stands idle through the core's backward: LAGA's lean peak is explicit's and the foreign rows
+// of the gathered latent, nothing else.
+TEST(LagaClaims, LeanPeakIsExplicitsAndTheGatheredLatent) {
+  const ClaimsOptions options;
+  ClaimRuns runs(options);
+  for (AttentionCore core : {AttentionCore::fused, AttentionCore::eager}) {
+    const std::int64_t excess = runs.dry_peak(v3("laga", core)) - runs.dry_peak(v3("explicit", core));
+    EXPECT_EQ(excess, 16384 * 7 / 8 * (512 + 64) * 2) << name_of(core);
+  }
+}
+
 TEST(LagaClaims, DifferencesOfPeaksAddUpToTheGap) {
   const ClaimsOptions options;
   ClaimRuns runs(options);
