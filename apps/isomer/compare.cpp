@@ -47,7 +47,7 @@ int num_ranks_of(const CompareArguments& arguments, const std::vector<Layout>& l
     for (const Layout& layout : layouts) ranks = std::max(ranks, layout.innermost().size);
     if (ranks == 0) ranks = 2;
   }
-  if (ranks < 1 || ranks > kMaxRanks) invalid_argument("--ranks {}: must lie between 1 and {}", ranks, kMaxRanks);
+  if (ranks > kMaxRanks) invalid_argument("{} ranks in a layout: at most {} can run", ranks, kMaxRanks);
   return ranks;
 }
 
@@ -189,8 +189,23 @@ void write_json(const std::string& file, const nlohmann::json& json) {
   if (!out) throw Error(fmt::format("--json {}: can't be written", file));
 }
 
+/// What would fail only at the end of a long run fails here.
+void check_places(const CompareArguments& a) {
+  if (!a.json_file.empty()) {
+    const std::filesystem::path file(a.json_file), folder = file.parent_path();
+    if (!folder.empty() && !std::filesystem::is_directory(folder)) {
+      invalid_argument("--json {}: there is no directory '{}'; make it first", a.json_file, folder.string());
+    }
+    if (std::filesystem::is_directory(file)) invalid_argument("--json {}: it is a directory; name a file in it", a.json_file);
+  }
+  if (a.dump_dir.empty()) return;
+  if (a.dry_run) invalid_argument("--dump {}: a dry run has no tensors to write; leave out one of the two", a.dump_dir);
+  if (!under_mpirun()) check_dump_directory(a.dump_dir);
+}
+
 int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   CompareOptions options = options_of(a, load_model_config(a.model));
+  check_places(a);
   const bool mpi = options.group.backend == Backend::mpi && !options.group.dry_run;
   if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group.num_ranks, command_line.argc, command_line.argv);
   const bool at_root = !mpi || mpi_world().rank == 0;
@@ -206,7 +221,7 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   const BlockData data = load_block_data(options.problem, source, text, a.seed, a.dry_run);
 
   std::unique_ptr<Dump> dump;
-  if (!a.dump_dir.empty() && !a.dry_run) {
+  if (!a.dump_dir.empty()) {
     dump = std::make_unique<Dump>(a.dump_dir, options.problem, data, options.group.num_ranks, at_root);
     options.dump = dump->sink();
     options.results = [&](const std::string& layout, const auto& tensors) { dump->write_result(layout, tensors); };
@@ -233,7 +248,7 @@ void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code)
   command->add_option("--model", a->model, "built-in name, directory of a checkpoint, or config.json")->capture_default_str();
   command->add_option("--layer", a->layer, "layer of a checkpoint")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->add_option("--schemes,--layouts", a->schemes, "all, or layouts separated by semicolons (laga:4,v=view)")->capture_default_str();
-  command->add_option("--ranks", a->ranks, "number of ranks; default from the layouts, or 2");
+  command->add_option("--ranks", a->ranks, "number of ranks; default from the layouts, or 2")->check(CLI::Range(1, kMaxRanks));
   command->add_option("--seq", a->seq, "tokens a sequence (2048, 16K)")->capture_default_str();
   command->add_option("--batch", a->batch, "sequences")->capture_default_str();
   command->add_option("--first-position", a->first_position, "position of the first token")->capture_default_str();

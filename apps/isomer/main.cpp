@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <malloc.h>
 
 #include <cstdio>
@@ -15,6 +16,23 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, 64 << 20);
 }
 
+std::string subcommand_names(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands({})) names += (names.empty() ? "" : ", ") + command->get_name();
+  return names;
+}
+
+/// One line, as for every other error.
+std::string failure_line(const CLI::App* app, const CLI::Error& error) {
+  const auto chosen = app->get_subcommands();
+  if (!chosen.empty()) {
+    return fmt::format("isomer: {} (isomer {} --help lists the options)\n", error.what(), chosen.front()->get_name());
+  }
+  const auto words = app->remaining();
+  const std::string what = words.empty() ? error.what() : fmt::format("'{}' is no subcommand", words.front());
+  return fmt::format("isomer: {}; there are: {} (isomer --help)\n", what, subcommand_names(*app));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -22,6 +40,7 @@ int main(int argc, char** argv) {
   CLI::App app("Isomer: one attention, every sharding, measured on equal terms.", "isomer");
   app.set_version_flag("--version", ISOMER_VERSION);
   app.require_subcommand(1);
+  app.failure_message(failure_line);
   int exit_code = 0;
   isomer::add_compare(app, {argc, argv}, exit_code);
   isomer::add_claims(app, exit_code);

@@ -18,7 +18,8 @@ bool split_unit(const std::string& text, double& number, std::string& unit) {
   return error == std::errc() && std::isfinite(number) && number >= 0;
 }
 
-double scaled(const std::string& what, const std::string& text, const std::vector<std::pair<std::string, double>>& units) {
+double scaled(const std::string& what, const std::string& text,
+              const std::vector<std::pair<std::string, double>>& units) {
   double number = 0;
   std::string unit;
   if (split_unit(text, number, unit)) {
@@ -44,7 +45,7 @@ std::int64_t parse_count(const std::string& option, const std::string& text, std
   if (error != std::errc() || (factor == 1 && !unit.empty())) {
     invalid_argument("{} '{}': expected a whole number such as 2048, 16K or 1M", option, text);
   }
-  if (number > maximum / factor || number * factor < minimum) {
+  if (number < 0 || number > maximum / factor || number * factor < minimum) {
     invalid_argument("{} {}: must lie between {} and {}", option, text, minimum, maximum);
   }
   return number * factor;
@@ -56,10 +57,10 @@ LinkModel parse_link(const std::string& text) {
     invalid_argument("--link '{}': expected LATENCY,BANDWIDTH such as 5us,2GB/s", text);
   }
   LinkModel link{.emulated = true};
-  link.latency_s = scaled("--link latency", text.substr(0, comma), {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}});
-  link.bandwidth_bytes_per_s =
-      scaled("--link bandwidth", text.substr(comma + 1),
-             {{"B/s", 1}, {"KB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}, {"TB/s", 1e12}});
+  link.latency_s =
+      scaled("--link latency", text.substr(0, comma), {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}});
+  link.bandwidth_bytes_per_s = scaled("--link bandwidth", text.substr(comma + 1),
+                                      {{"B/s", 1}, {"KB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}, {"TB/s", 1e12}});
   if (link.bandwidth_bytes_per_s <= 0) invalid_argument("--link '{}': the bandwidth must be positive", text);
   return link;
 }

@@ -102,7 +102,7 @@ struct Communicator::Impl {
       refuse(call, "{}[{}] is {}, expected {}", role, index, name_of(tensor.dtype()), name_of(call.dtype));
     const auto result = block_of(tensor, ctx.dry_run());
     if (!result)
-      refuse(call, "{}[{}] of shape {} and strides {} is no stack of equal rows at one stride", role, index,
+      refuse(call, "{}[{}] of shape {} and strides {} is no stack of equal rows at one or two strides", role, index,
              to_string(tensor.shape()), to_string(tensor.strides()));
     return *result;
   }

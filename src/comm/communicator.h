@@ -37,8 +37,8 @@ class Work {
 /// The ranks of one group as one of them sees it. Every method is collective over the group unless it says otherwise,
 /// and must be called by all its ranks in the same order with matching sizes.
 ///
-/// A tensor may be any view that is a stack of equal contiguous rows at one stride ([t, h/P, w] cut out of [t, h, w],
-/// say): nothing is packed. In a dry run nothing moves, and only the ledger is written.
+/// A tensor may be any view that is a stack of equal contiguous rows at one or two strides ([t, h/P, w] cut out of [t,
+/// h, w + u], say): nothing is packed. In a dry run nothing moves, and only the ledger is written.
 class Communicator {
  public:
   Communicator(RankContext& ctx, std::shared_ptr<Transport> transport);

@@ -98,6 +98,8 @@ Tensor Tensor::strided_slice(int axis, std::int64_t begin, std::int64_t length, 
 }
 
 Tensor Tensor::broadcast(int axis, std::int64_t count) const {
+  ISOMER_CHECK(axis >= 0 && axis <= dim() && count >= 0, "{} repetitions along a new axis {} of {}", count, axis,
+               to_string(shape_));
   Tensor view = *this;
   view.shape_.insert(view.shape_.begin() + axis, count);
   view.strides_.insert(view.strides_.begin() + axis, 0);

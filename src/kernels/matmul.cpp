@@ -14,11 +14,14 @@ namespace {
 constexpr std::int64_t kTileM = 512;
 constexpr std::int64_t kTileN = 1024;
 
-bool strides_fit(const Tensor& t) {
-  const bool row_major = t.stride(-1) == 1 || t.size(-1) == 1;
-  const bool column_major = t.stride(-2) == 1 || t.size(-2) == 1;
-  return row_major || column_major;
+/// Rows of unit stride that don't overlap; an axis of size 1 has no stride worth the name.
+bool is_row_major(const Tensor& t) {
+  return (t.stride(-1) == 1 || t.size(-1) <= 1) &&
+         (t.stride(-2) >= std::max<std::int64_t>(1, t.size(-1)) || t.size(-2) <= 1);
 }
+bool is_column_major(const Tensor& t) { return is_row_major(t.transpose(-1, -2)); }
+
+bool strides_fit(const Tensor& t) { return t.numel() == 0 || is_row_major(t) || is_column_major(t); }
 
 void validate(std::string_view name, const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate) {
   ISOMER_CHECK(a.dim() == b.dim() && b.dim() == c.dim() && (a.dim() == 2 || a.dim() == 3), "{}: {} · {} → {}", name,
@@ -39,9 +42,9 @@ void validate(std::string_view name, const Tensor& a, const Tensor& b, const Ten
 Tensor at_batch(const Tensor& t, std::int64_t index) { return t.dim() == 3 ? t.select(0, index) : t; }
 
 cpu::GemmOperand operand(const Tensor& t) {
-  // A side of size 1 makes its stride meaningless; libraries want the unit stride on the other one.
-  const bool row_major = (t.stride(-1) == 1 && (t.size(-1) > 1 || t.stride(-2) != 1)) || t.size(-2) == 1;
-  if (row_major) return {t.raw(), t.size(-2) == 1 ? t.size(-1) : t.stride(-2), false};
+  // A dense column is given as such: libraries want the unit stride on the axis that has a length.
+  const bool dense_column = t.size(-1) == 1 && t.stride(-2) == 1;
+  if (is_row_major(t) && !dense_column) return {t.raw(), t.size(-2) == 1 ? t.size(-1) : t.stride(-2), false};
   return {t.raw(), t.size(-1) == 1 ? t.size(-2) : t.stride(-1), true};
 }
 

@@ -186,7 +186,9 @@ class BlockRank {
     m.flops_backward = ctx_.ops().flops(Phase::backward);
     for (const auto& [key, summary] : ctx_.ops().summaries()) {
       if (key.phase != Phase::forward && key.phase != Phase::backward) continue;
-      m.flops_by_op[fmt::format("{} {}", name_of(key.phase), key.name)] += summary.cost.flops;
+      const std::string name = fmt::format("{} {}", name_of(key.phase), key.name);
+      m.flops_by_op[name] += summary.cost.flops;
+      m.seconds_by_op[name] += virtual_ ? summary.cpu_s : summary.wall_s;
     }
     m.seconds = times.total();
     m.seconds_forward = times.forward;
@@ -218,6 +220,7 @@ nlohmann::json to_json(const RankMeasure& m) {
           {"standing", standing},
           {"flops", {m.flops_forward, m.flops_backward}},
           {"by_op", m.flops_by_op},
+          {"seconds_by_op", m.seconds_by_op},
           {"seconds", {m.seconds, m.seconds_forward, m.seconds_waiting, m.seconds_kernels}}};
 }
 
@@ -237,6 +240,7 @@ RankMeasure measure_from(const nlohmann::json& json) {
   m.flops_forward = json.at("flops").at(0);
   m.flops_backward = json.at("flops").at(1);
   m.flops_by_op = json.at("by_op").get<std::map<std::string, double>>();
+  m.seconds_by_op = json.at("seconds_by_op").get<std::map<std::string, double>>();
   const auto& seconds = json.at("seconds");
   m.seconds = seconds.at(0);
   m.seconds_forward = seconds.at(1);

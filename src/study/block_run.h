@@ -48,6 +48,7 @@ struct RankMeasure {
   std::int64_t untracked_bytes = 0;
   double flops_forward = 0, flops_backward = 0;
   std::map<std::string, double> flops_by_op;  // "forward kv_b_proj"
+  std::map<std::string, double> seconds_by_op;  // on the run's clock; of the last repetition
   double seconds = 0;          // forward + backward, on the run's clock
   double seconds_forward = 0;
   double seconds_waiting = 0;  // in collectives

@@ -1,6 +1,7 @@
 // The main job: one block, one workload, P ranks; every scheme for real (or dry), each held against one rank in float64.
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -30,7 +31,7 @@ struct TensorError {
   double max_abs = 0;        // largest |value − reference|
   double max_reference = 0;  // largest |reference|
   double bound = 0;          // on max_abs: 3 × one-rank explicit's error + 8 ε·max_reference
-  bool within_bound() const { return max_abs <= bound; }
+  bool within_bound() const { return std::isfinite(max_abs) && max_abs <= bound; }
   double relative() const { return max_reference > 0 ? max_abs / max_reference : max_abs; }
 };
 

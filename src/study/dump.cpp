@@ -106,14 +106,18 @@ Tensor contiguous_copy(const Tensor& tensor) {
 
 }  // namespace
 
+void check_dump_directory(const std::filesystem::path& directory) {
+  if (std::filesystem::exists(directory) &&
+      (!std::filesystem::is_directory(directory) || !std::filesystem::is_empty(directory))) {
+    invalid_argument("--dump {}: it exists and is not an empty directory; name a new one", directory.string());
+  }
+}
+
 Dump::Dump(std::filesystem::path directory, const BlockProblem& problem, const BlockData& data, int num_ranks,
            bool at_root)
     : directory_(std::move(directory)), num_ranks_(num_ranks) {
   if (!at_root) return;
-  if (std::filesystem::exists(directory_) &&
-      (!std::filesystem::is_directory(directory_) || !std::filesystem::is_empty(directory_))) {
-    invalid_argument("--dump {}: it exists and is not an empty directory; name a new one", directory_.string());
-  }
+  check_dump_directory(directory_);
   std::filesystem::create_directories(directory_);
   std::vector<TensorSource> shared;
   data.weights.for_each([&](std::string_view name, const Tensor& t) { shared.push_back(tensor_source(std::string(name), t)); });

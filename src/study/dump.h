@@ -12,11 +12,14 @@
 
 namespace isomer {
 
+/// Throws std::invalid_argument for a directory that exists and is not empty.
+void check_dump_directory(const std::filesystem::path& directory);
+
 /// Collects tensors as ranks show them and writes one file a scheme and rank. Safe to use from several ranks' threads;
 /// under MPI each process writes its own rank's files.
 class Dump {
  public:
-  /// Refuses a directory that exists and is not empty. `at_root` writes what is shared.
+  /// `at_root` checks the directory and writes what is shared.
   Dump(std::filesystem::path directory, const BlockProblem& problem, const BlockData& data, int num_ranks, bool at_root);
   /// Takes copies: "<layout>/<tensor>" of a rank; a name seen again replaces the earlier one (repetitions).
   DumpSink sink();

@@ -31,7 +31,7 @@ nlohmann::json machine_json(int threads_per_rank, std::uint64_t seed) {
           {"machine", fmt::format("{} {} {}", system.sysname, system.release, system.machine)},
           {"processor", processor_name()},
           {"cores", num_cores()},
-          {"instruction_set", cpu::row_kernels_instruction_set()},
+          {"instruction_set", cpu::name_of(cpu::available_instruction_sets().back())},
           {"threads", threads_per_rank},
           {"seed", seed}};
 }

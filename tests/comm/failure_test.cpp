@@ -234,7 +234,7 @@ TEST(Failure, WrongArgumentsAreRefusedWithTheirValues) {
                  }),
                  "all_gather 'k' (setup): receive[1] is bf16, expected f32");
   expect_refused(call([&](Communicator& comm, auto tensor) {
-                   const Tensor x = tensor(f32, {4, 4, 4}).slice(1, 0, 2).slice(2, 0, 3);
+                   const Tensor x = tensor(f32, {4, 4, 4, 4}).slice(1, 0, 2).slice(2, 0, 3).slice(3, 0, 2);
                    comm.broadcast("x", x, 0);
                  }),
                  "broadcast 'x' (setup): inout[");

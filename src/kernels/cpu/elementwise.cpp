@@ -1,5 +1,7 @@
 #include "kernels/cpu/elementwise.h"
 
+#include "core/cpu_features.h"
+
 namespace isomer::cpu {
 
 #define ISOMER_DECLARE_TARGET(target)       \
@@ -15,43 +17,37 @@ ISOMER_DECLARE_TARGET(baseline)
 
 namespace {
 
-enum class Level { baseline, avx2, avx512 };
-
-Level level() {
-  static const Level found = [] {
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
-      return Level::avx512;
-    }
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? Level::avx2 : Level::baseline;
-  }();
-  return found;
-}
-
 template <class Kernels>
-const Kernels& pick(const Kernels& with_avx512, const Kernels& with_avx2, const Kernels& without) {
-  if (level() == Level::avx512) return with_avx512;
-  return level() == Level::avx2 ? with_avx2 : without;
+const Kernels& pick(InstructionSet set, const Kernels& with_avx512, const Kernels& with_avx2, const Kernels& without) {
+  if (set == InstructionSet::avx512) return with_avx512;
+  return set == InstructionSet::avx2 ? with_avx2 : without;
 }
 
 }  // namespace
 
-template <>
-const RowKernels<float>& row_kernels<float>() {
-  return pick(avx512::kFloat32, avx2::kFloat32, baseline::kFloat32);
-}
-template <>
-const RowKernels<bf16>& row_kernels<bf16>() {
-  return pick(avx512::kBfloat16, avx2::kBfloat16, baseline::kBfloat16);
-}
-template <>
-const RowKernels<double>& row_kernels<double>() {
-  return pick(avx512::kFloat64, avx2::kFloat64, baseline::kFloat64);
+std::string_view name_of(InstructionSet set) {
+  if (set == InstructionSet::avx512) return "avx512";
+  return set == InstructionSet::avx2 ? "avx2" : "baseline";
 }
 
-const char* row_kernels_instruction_set() {
-  if (level() == Level::avx512) return "avx512";
-  return level() == Level::avx2 ? "avx2" : "baseline";
+std::span<const InstructionSet> available_instruction_sets() {
+  static constexpr InstructionSet kAll[] = {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512};
+  const CpuFeatures& features = cpu_features();
+  const std::size_t count = features.avx512 ? 3 : features.avx2 ? 2 : 1;
+  return std::span(kAll).first(count);
+}
+
+template <>
+const RowKernels<float>& row_kernels_of<float>(InstructionSet set) {
+  return pick(set, avx512::kFloat32, avx2::kFloat32, baseline::kFloat32);
+}
+template <>
+const RowKernels<bf16>& row_kernels_of<bf16>(InstructionSet set) {
+  return pick(set, avx512::kBfloat16, avx2::kBfloat16, baseline::kBfloat16);
+}
+template <>
+const RowKernels<double>& row_kernels_of<double>(InstructionSet set) {
+  return pick(set, avx512::kFloat64, avx2::kFloat64, baseline::kFloat64);
 }
 
 }  // namespace isomer::cpu

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include "core/dtype.h"
 
@@ -51,17 +53,26 @@ struct RowKernels {
   void (*add_wide)(const S* a, const T* b, std::int64_t width, S* out);
 };
 
+enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };
+std::string_view name_of(InstructionSet set);
+
+/// Those that this processor has, `baseline` first, the best last.
+std::span<const InstructionSet> available_instruction_sets();
+
+/// The kernels compiled for `set`, which must be available.
+template <class T>
+const RowKernels<T>& row_kernels_of(InstructionSet set);
+template <>
+const RowKernels<float>& row_kernels_of<float>(InstructionSet set);
+template <>
+const RowKernels<bf16>& row_kernels_of<bf16>(InstructionSet set);
+template <>
+const RowKernels<double>& row_kernels_of<double>(InstructionSet set);
+
 /// The kernels of the best instruction set of this processor.
 template <class T>
-const RowKernels<T>& row_kernels();
-template <>
-const RowKernels<float>& row_kernels<float>();
-template <>
-const RowKernels<bf16>& row_kernels<bf16>();
-template <>
-const RowKernels<double>& row_kernels<double>();
-
-/// "avx512", "avx2" or "baseline".
-const char* row_kernels_instruction_set();
+const RowKernels<T>& row_kernels() {
+  return row_kernels_of<T>(available_instruction_sets().back());
+}
 
 }  // namespace isomer::cpu

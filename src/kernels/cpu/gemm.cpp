@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/cpu_features.h"
 #include "core/error.h"
 
 namespace isomer::cpu {
@@ -97,10 +98,7 @@ void gemm_f64(const GemmParams& p) {
 }
 
 // oneDNN multiplies bfloat16 only where AVX-512 is. Elsewhere the operands of this tile are widened first.
-bool onednn_has_bf16() {
-  static const bool has = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  return has;
-}
+bool onednn_has_bf16() { return cpu_features().avx512; }
 
 std::vector<float> widen(const GemmOperand& operand, std::int64_t rows, std::int64_t columns) {
   const std::int64_t outer = operand.transposed ? columns : rows, inner = operand.transposed ? rows : columns;
@@ -158,12 +156,13 @@ void use_one_library_thread() {
   static_cast<void>(done);
 }
 
-void gemm(const GemmParams& params) {
+void gemm(const GemmParams& params, Bf16Products bf16_products) {
   if (params.m == 0 || params.n == 0) return;
   if (params.k == 0) return clear_result(params);
   use_one_library_thread();
   if (params.in == DType::f64) return gemm_f64(params);
-  if (params.in == DType::bf16 && !onednn_has_bf16()) return gemm_bf16_widened(params);
+  const bool widened = bf16_products == Bf16Products::widened || !onednn_has_bf16();
+  if (params.in == DType::bf16 && widened) return gemm_bf16_widened(params);
   gemm_onednn(params);
 }
 

@@ -24,8 +24,12 @@ struct GemmParams {
   bool accumulate;
 };
 
+/// How bfloat16 operands are multiplied: as the library does where it can on this processor, or widened to float32
+/// first, which every processor can.
+enum class Bf16Products : std::uint8_t { best, widened };
+
 /// c (+)= a·b on the calling thread.
-void gemm(const GemmParams& params);
+void gemm(const GemmParams& params, Bf16Products bf16_products = Bf16Products::best);
 std::string describe_gemm(DType in, DType out);
 
 /// Makes libraries work on the calling thread alone: OpenMP regions inside oneDNN, which called from own threads would
