@@ -122,8 +122,8 @@ class ThreadRanks {
 std::string_view name_of(Backend backend) { return backend == Backend::threads ? "threads" : "mpi"; }
 
 int threads_per_rank(const GroupOptions& options) {
-  if (options.dry_run) return 1;
   if (options.threads_per_rank > 0) return options.threads_per_rank;
+  if (options.dry_run) return 1;  // what a dry run says must not depend on the machine it is asked on
   return std::max(1, num_cores() / ranks_on_this_machine(options));
 }
 

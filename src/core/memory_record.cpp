@@ -35,6 +35,15 @@ void MemoryRecord::freed(std::int64_t id) {
   if (window_open_) events_.push_back({id, false});
 }
 
+void MemoryRecord::reclassify(std::int64_t id, MemoryClass memory_class) {
+  auto& tensor = allocations_.at(static_cast<std::size_t>(id)).tensor;
+  ISOMER_CHECK(is_activation(tensor.memory_class) == is_activation(memory_class), "'{}' from {} to {}", tensor.name,
+               name_of(tensor.memory_class), name_of(memory_class));
+  current_[static_cast<int>(tensor.memory_class)] -= tensor.bytes;
+  tensor.memory_class = memory_class;
+  current_[static_cast<int>(memory_class)] += tensor.bytes;
+}
+
 void MemoryRecord::open_window() {
   events_.clear();
   alive_at_open_.clear();

@@ -32,6 +32,8 @@ class MemoryRecord {
   /// Enters an allocation and returns its id, to be given to `freed`.
   std::int64_t allocated(std::string_view name, MemoryClass memory_class, std::int64_t bytes);
   void freed(std::int64_t id);
+  /// What was allocated for one purpose now serves another (workspace that is kept, say). Moves no bytes.
+  void reclassify(std::int64_t id, MemoryClass memory_class);
 
   /// Forgets the events so far; the peak is that of what happens from here on, what stands now included.
   void open_window();

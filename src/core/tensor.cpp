@@ -50,6 +50,10 @@ Storage::~Storage() {
   if (!owner_) std::free(data_);
 }
 
+void Storage::reclassify(MemoryClass memory_class) const {
+  if (record_) record_->reclassify(record_id_, memory_class);
+}
+
 Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<Storage> storage)
     : dtype_(dtype), shape_(std::move(shape)), strides_(contiguous_strides(shape_)), storage_(std::move(storage)) {
   ISOMER_CHECK(nbytes() <= storage_->bytes(), "shape {} of {} needs {} bytes, storage has {}", to_string(shape_),

@@ -33,6 +33,8 @@ class Storage {
   Storage& operator=(const Storage&) = delete;
 
   void* data() const { return data_; }
+  /// Enters the storage under another class in its record, if it has one.
+  void reclassify(MemoryClass memory_class) const;
   std::int64_t bytes() const { return bytes_; }
 
  private:
@@ -76,6 +78,9 @@ class Tensor {
   }
   /// The same without a type.
   void* raw() const;
+
+  /// Enters the whole storage under another class in its record.
+  void reclassify(MemoryClass memory_class) const { storage_->reclassify(memory_class); }
 
   // Views: no copy, the same storage.
   Tensor slice(int axis, std::int64_t begin, std::int64_t length) const;

@@ -74,7 +74,7 @@ TEST_P(MpiCompare, GivesTheBitsOfThreads) {
   }
   const fs::path threads = folder.path() / "threads", mpi = folder.path() / "mpi";
   const auto files = files_below(threads);
-  EXPECT_EQ(files.size(), static_cast<std::size_t>(3 + 5 * c.ranks));  // shared, README, read.py; five schemes
+  EXPECT_EQ(files.size(), static_cast<std::size_t>(3 + 5 * (c.ranks + 1) + 1));  // shared, README, read.py; five schemes
   EXPECT_EQ(files_below(mpi), files);
   for (const std::string& file : files) {
     EXPECT_TRUE(testing::text_of(threads / file) == testing::text_of(mpi / file)) << file;

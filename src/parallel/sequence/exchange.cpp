@@ -17,11 +17,17 @@ Tensor as_sent(RankContext& ctx, FunctionScope& scope, std::string_view name, co
   return packed;
 }
 
+/// With one rank a tensor stays where it is, and serves as what would have been received.
+Tensor kept(const Tensor& tensor, MemoryClass memory_class) {
+  tensor.reclassify(memory_class);
+  return tensor;
+}
+
 }  // namespace
 
 Tensor tokens_to_heads(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& local,
                        MemoryClass memory_class) {
-  if (tokens.num_ranks == 1) return local;
+  if (tokens.num_ranks == 1) return kept(local, memory_class);
   FunctionScope scope(ctx);
   const HeadShards heads{local.size(1), tokens.num_ranks};
   const Tensor result =
@@ -39,7 +45,7 @@ Tensor tokens_to_heads(RankContext& ctx, const TokenShards& tokens, std::string_
 
 Tensor heads_to_tokens(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& by_heads,
                        MemoryClass memory_class) {
-  if (tokens.num_ranks == 1) return by_heads;
+  if (tokens.num_ranks == 1) return kept(by_heads, memory_class);
   FunctionScope scope(ctx);
   const HeadShards heads{by_heads.size(1) * tokens.num_ranks, tokens.num_ranks};
   const IndexRange mine = tokens.rows(ctx.comm().rank());
@@ -57,7 +63,7 @@ Tensor heads_to_tokens(RankContext& ctx, const TokenShards& tokens, std::string_
 
 Tensor gather_rows(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& local,
                    MemoryClass memory_class) {
-  if (tokens.num_ranks == 1) return local;
+  if (tokens.num_ranks == 1) return kept(local, memory_class);
   const Tensor result = ctx.empty(name, memory_class, local.dtype(), {tokens.total_rows(), local.size(1)});
   std::vector<Tensor> receive;
   for (int peer = 0; peer < tokens.num_ranks; ++peer) {
