@@ -21,8 +21,10 @@ struct ClaimsArguments {
 
 /// One line: id, claim, published, found, verdict, command.
 std::string line_of(const Claim& c) {
-  return fmt::format("{:<4} {} | published: {} | found: {} | {} | {}\n", c.id, c.claim, c.published, c.found,
-                     name_of(c.verdict), c.command);
+  std::string verdict(name_of(c.verdict));
+  if (c.verdict == Verdict::cannot_be_tested_here) verdict += fmt::format(": {}", c.reason);
+  return fmt::format("{:<4} {} | published: {} | found: {} | {} | {}\n", c.id, c.claim, c.published, c.found, verdict,
+                     c.command);
 }
 
 std::string evidence_of(const Claim& c) {

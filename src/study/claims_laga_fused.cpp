@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 
+#include "study/claim_tables.h"
 #include "study/claims_laga.h"
 
 namespace isomer {
@@ -18,14 +19,16 @@ struct Path {
   MemoryPolicy policy;
 };
 
-std::int64_t peak_of(ClaimRuns& runs, const Path& path, std::int64_t seq) {
-  return runs.dry_peak({.config = claims_v3(),
-                        .layout = path.layout,
-                        .ranks = kRanks,
-                        .seq = seq,
-                        .core = path.core,
-                        .policy = path.policy});
+ClaimCase case_of(const Path& path, std::int64_t seq) {
+  return {.config = claims_v3(),
+          .layout = path.layout,
+          .ranks = kRanks,
+          .seq = seq,
+          .core = path.core,
+          .policy = path.policy};
 }
+
+std::int64_t peak_of(ClaimRuns& runs, const Path& path, std::int64_t seq) { return runs.dry_peak(case_of(path, seq)); }
 
 /// absorbed − fused explicit, bytes.
 double gap_of(ClaimRuns& runs, const Path& path, std::int64_t seq) {
@@ -144,7 +147,12 @@ Claim laga_fused_gap(ClaimRuns& runs) {
       "is {:.0f} MB",
       2 * score_matrix_bytes(kSeqs[2]) / 1e6, published_rest()[2] / 1e6,
       (unfused_gap[2] - 2 * score_matrix_bytes(kSeqs[2])) / 1e6);
-  claim.evidence = {gap_table(runs), published_table(), rest_candidates()};
+  const ClaimCase base = case_of({"explicit", AttentionCore::fused, MemoryPolicy::lean}, 0);
+  claim.evidence = {gap_table(runs), published_table()};
+  for (const Path& path : {fused, unfused}) {
+    claim.evidence.push_back(standing_differences(runs, base, case_of(path, 0), {4096, 8192, 16384}));
+  }
+  claim.evidence.push_back(rest_candidates());
   return claim;
 }
 

@@ -1,6 +1,7 @@
 // L9 and L10: real runs, against explicit on one rank and against the float64 reference.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 
@@ -32,7 +33,7 @@ std::vector<double> widened(const Tensor& tensor) {
 
 struct Difference {
   double max_abs = 0, max_reference = 0;
-  bool identical = true;  // as numbers: float32 values widen without loss
+  bool identical = false;  // bit for bit
   double relative() const { return max_reference > 0 ? max_abs / max_reference : max_abs; }
 };
 
@@ -44,8 +45,9 @@ Difference difference_of(const Tensor& value, const Tensor& reference) {
     const double difference = std::abs(a[i] - b[i]);
     d.max_abs = std::isfinite(difference) ? std::max(d.max_abs, difference) : std::numeric_limits<double>::infinity();
     d.max_reference = std::max(d.max_reference, std::abs(b[i]));
-    d.identical = d.identical && a[i] == b[i];
   }
+  d.identical = value.dtype() == reference.dtype() &&
+                std::memcmp(value.raw(), reference.raw(), static_cast<std::size_t>(value.nbytes())) == 0;
   return d;
 }
 

@@ -79,19 +79,29 @@ class Absorbed : public SequenceScheme {
     saved.o_latent = dout = Tensor();
 
     const DType sum_dtype = statistic_dtype(dy.dtype());
-    Tensor dq = ctx.empty("dq", MemoryClass::workspace, dy.dtype(), saved.q.shape());
+    const std::int64_t n = config.qk_nope_head_dim, r = config.qk_rope_head_dim;
+    Tensor dq_rope;
+    if (has_rope_queries(config)) {
+      dq_rope = ctx.empty("dq rope", MemoryClass::workspace, dy.dtype(), {saved.q.size(0), saved.q.size(1), r});
+    }
     Tensor dq_absorbed = ctx.empty("d q absorbed", MemoryClass::workspace, dy.dtype(), saved.q_absorbed.shape());
     Tensor dlatent = ctx.empty("d gathered latent", MemoryClass::workspace, sum_dtype, saved.latent.shape());
     Tensor dvalues =
         ctx.empty("d latent as values", MemoryClass::workspace, sum_dtype, {saved.latent.size(0), config.kv_lora_rank});
     attention_core_backward(ctx, block.core, core_inputs(block, saved), std::move(saved.core), do_latent,
-                            core_gradients(config, dq, dq_absorbed, dlatent, dvalues));
+                            core_gradients(config, dq_rope, dq_absorbed, dlatent, dvalues));
     do_latent = saved.latent = saved.q_absorbed = Tensor();
     const Tensor dkeys = dlatent.slice(1, 0, config.kv_lora_rank);
     add(ctx, "d latent", dkeys, dvalues, dkeys);
     dvalues = Tensor();
+    // Only now: dq would stand idle through the core's peak.
+    Tensor dq = ctx.empty("dq", MemoryClass::workspace, dy.dtype(), saved.q.shape());
     absorb_backward(ctx, config, w_uk, saved.q, dq_absorbed, dq, dw_uk);
-    dq_absorbed = saved.q = Tensor();
+    if (r > 0) {
+      const Tensor dq_pe = dq_rope ? dq_rope : dq_absorbed.slice(2, config.kv_lora_rank, r);
+      copy(ctx, "join dq_pe", dq_pe, dq.slice(2, n, r));
+    }
+    dq_absorbed = dq_rope = saved.q = Tensor();
 
     Tensor dlatent_local = scatter_sum_rows(ctx, block.tokens, "d latent", dlatent);
     dlatent = Tensor();
@@ -117,14 +127,16 @@ class Absorbed : public SequenceScheme {
     if (!two_products_ && r > 0) copy(ctx, "concatenate q_pe", q.slice(2, n, r), saved.q_absorbed.slice(2, d, r));
   }
 
-  /// dq_nope = dq̃·W_UKᵀ, dW_UK = q_nopeᵀ·dq̃; q_pe's gradient is in dq already where it stayed apart.
+  /// True where the core is given the queries' rope columns apart.
+  bool has_rope_queries(const ModelConfig& config) const { return two_products_ && config.qk_rope_head_dim > 0; }
+
+  /// dq_nope = dq̃·W_UKᵀ, dW_UK = q_nopeᵀ·dq̃.
   void absorb_backward(RankContext& ctx, const ModelConfig& config, const Tensor& w_uk, const Tensor& q,
                        const Tensor& dq_absorbed, const Tensor& dq, const Tensor& dw_uk) const {
-    const std::int64_t n = config.qk_nope_head_dim, r = config.qk_rope_head_dim, d = config.kv_lora_rank;
+    const std::int64_t n = config.qk_nope_head_dim, d = config.kv_lora_rank;
     const Tensor dq_latent = by_head(dq_absorbed.slice(2, 0, d));
     matmul(ctx, "d W_UK", by_head(q.slice(2, 0, n)).transpose(1, 2), dq_latent, dw_uk);
     matmul(ctx, "dx absorb q", dq_latent, w_uk.transpose(1, 2), by_head(dq.slice(2, 0, n)));
-    if (!two_products_ && r > 0) copy(ctx, "cut dq_pe", dq_absorbed.slice(2, d, r), dq.slice(2, n, r));
   }
 
   AttentionInputs core_inputs(const SequenceBlock& block, const AbsorbedSaved& saved) const {
@@ -132,21 +144,18 @@ class Absorbed : public SequenceScheme {
     const std::int64_t d = config.kv_lora_rank, r = config.qk_rope_head_dim;
     const Tensor latent = saved.latent.unflatten(1, {1, d + r});  // one key/value head
     const Tensor values = latent.slice(2, 0, d);
-    if (!two_products_ || r == 0) return whole_sequence_inputs(block, saved.q_absorbed, latent, values);
+    if (!has_rope_queries(config)) return whole_sequence_inputs(block, saved.q_absorbed, latent, values);
     return whole_sequence_inputs(block, saved.q_absorbed, values, values, saved.q.slice(2, config.qk_nope_head_dim, r),
                                  latent.slice(2, d, r));
   }
 
-  AttentionGradients core_gradients(const ModelConfig& config, const Tensor& dq, const Tensor& dq_absorbed,
+  AttentionGradients core_gradients(const ModelConfig& config, const Tensor& dq_rope, const Tensor& dq_absorbed,
                                     const Tensor& dlatent, const Tensor& dvalues) const {
     const std::int64_t d = config.kv_lora_rank, r = config.qk_rope_head_dim;
     const Tensor dkeys = dlatent.unflatten(1, {1, d + r}), dv = dvalues.unflatten(1, {1, d});
-    if (!two_products_ || r == 0) return {.dq = dq_absorbed, .dk = dkeys, .dv = dv};
-    return {.dq = dq_absorbed,
-            .dk = dkeys.slice(2, 0, d),
-            .dv = dv,
-            .dq_rope = dq.slice(2, config.qk_nope_head_dim, r),
-            .dk_rope = dkeys.slice(2, d, r)};
+    if (!has_rope_queries(config)) return {.dq = dq_absorbed, .dk = dkeys, .dv = dv};
+    return {
+        .dq = dq_absorbed, .dk = dkeys.slice(2, 0, d), .dv = dv, .dq_rope = dq_rope, .dk_rope = dkeys.slice(2, d, r)};
   }
 
   bool two_products_;

@@ -77,16 +77,19 @@ class Laga : public SequenceScheme {
 
     Tensor dq = ctx.empty("dq", MemoryClass::workspace, dy.dtype(), saved.q.shape());
     Tensor dk = ctx.empty("dk", MemoryClass::workspace, dy.dtype(), saved.k.shape());
-    Tensor dkv = ctx.empty("d kv_b output", MemoryClass::workspace, dy.dtype(), {dk.size(0), dk.size(1), n + v});
+    Tensor dv = ctx.empty("dv", MemoryClass::workspace, dy.dtype(), saved.v.shape());
     attention_core_backward(ctx, block.core, whole_sequence_inputs(block, saved.q, saved.k, saved.v),
-                            std::move(saved.core), dout, {.dq = dq, .dk = dk, .dv = dkv.slice(2, n, v)});
+                            std::move(saved.core), dout, {.dq = dq, .dk = dk, .dv = dv});
     saved.q = saved.k = saved.v = dout = Tensor();
 
     Tensor dlatent =
         ctx.empty("d gathered latent", MemoryClass::workspace, statistic_dtype(dy.dtype()), saved.latent.shape());
     sum_heads(ctx, "dk_pe over heads", dk.slice(2, n, r), dlatent.slice(1, config.kv_lora_rank, r));
+    // Only now: the columns of dk_nope would stand idle through the core's peak.
+    Tensor dkv = ctx.empty("d kv_b output", MemoryClass::workspace, dy.dtype(), {dk.size(0), dk.size(1), n + v});
     copy(ctx, "join dk_nope", dk.slice(2, 0, n), dkv.slice(2, 0, n));
-    dk = Tensor();
+    copy(ctx, "join dv", dv, dkv.slice(2, n, v));
+    dk = dv = Tensor();
     const IndexRange my_heads = block.head_shards().heads(ctx.rank());
     up_project_backward(ctx, block.layer, saved.latent, my_heads, dkv, dlatent, result.gradients);
     dkv = saved.latent = Tensor();
