@@ -126,10 +126,10 @@ std::string main_table(const CompareReport& report) {
       row.push_back(agreement(static_cast<double>(peak.peak_activation_bytes),
                               static_cast<double>(dry_peak.peak_activation_bytes), s.peak_agrees));
       row.push_back(format_seconds(s.run.seconds()));
-      row.push_back(s.run.virtual_clock ? "virtual" : "wall");
+      row.emplace_back(s.run.virtual_clock ? "virtual" : "wall");
       row.push_back(fmt::format("{:.1e}", s.output_error()->max_abs));
       row.push_back(fmt::format("{:.1e}", s.max_gradient_relative_error()));
-      row.push_back(s.within_bound() ? "within bound" : "OUTSIDE");
+      row.emplace_back(s.within_bound() ? "within bound" : "OUTSIDE");
     }
     table.add(row);
   }

@@ -48,7 +48,7 @@ Inspection inspect(const std::string& path) {
   if (result.config) {
     result.inventory = take_inventory(checkpoint, *result.config);
   } else {
-    result.inventory.notes.push_back("no config.json beside the weights: tensors are listed, not checked");
+    result.inventory.notes.emplace_back("no config.json beside the weights: tensors are listed, not checked");
   }
   return result;
 }

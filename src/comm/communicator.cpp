@@ -217,7 +217,7 @@ struct Communicator::Impl {
 Communicator::Communicator(RankContext& ctx, std::shared_ptr<Transport> transport) {
   auto line = std::make_shared<RankLine>();
   if (!ctx.dry_run()) line->thread = std::make_unique<CommunicationThread>(transport);
-  impl_.reset(new Impl{ctx, std::move(transport), std::move(line)});
+  impl_ = std::make_unique<Impl>(Impl{ctx, std::move(transport), std::move(line)});
 }
 
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -381,7 +381,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::sort(order.begin(), order.end());
   std::vector<int> members;
   for (const auto& [_, peer] : order) members.push_back(peer);
-  auto impl = std::unique_ptr<Impl>(new Impl{impl_->ctx, impl_->transport->subgroup(members, id), impl_->line});
+  auto impl = std::make_unique<Impl>(Impl{impl_->ctx, impl_->transport->subgroup(members, id), impl_->line});
   return std::unique_ptr<Communicator>(new Communicator(std::move(impl)));
 }
 
