@@ -1,6 +1,7 @@
 #include "core/tensor.h"
 
 #include <fmt/ranges.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,6 +13,19 @@ namespace isomer {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
+// Rows of one head lie kilobytes apart, so kernels that walk a head touch a page a row; in small pages they spend
+// several per cent of their time in page walks.
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kHugePagesFrom = 2 * kHugePage;
+
+/// Memory of `bytes`, in huge pages where it is large and the system has them; null if there is none.
+void* allocate(std::size_t bytes) {
+  if (bytes < kHugePagesFrom) return std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  void* data = std::aligned_alloc(kHugePage, rounded);
+  if (data != nullptr) madvise(data, rounded, MADV_HUGEPAGE);  // advice: what it says about success does not matter
+  return data;
+}
 
 Shape contiguous_strides(const Shape& shape) {
   Shape strides(shape.size(), 1);
@@ -34,10 +48,9 @@ Storage::Storage(std::shared_ptr<MemoryRecord> record, std::string_view name, Me
                  std::int64_t bytes, bool shape_only)
     : record_(std::move(record)), bytes_(bytes) {
   if (!shape_only && bytes > 0) {
-    const auto rounded = (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
-    data_ = std::aligned_alloc(kAlignment, rounded);
+    data_ = allocate(static_cast<std::size_t>(bytes));
     if (data_ == nullptr) throw Error(fmt::format("out of memory: {} bytes for tensor '{}'", bytes, name));
-    if (record_ && record_->poison) std::memset(data_, 0xff, rounded);  // NaN in every dtype
+    if (record_ && record_->poison) std::memset(data_, 0xff, static_cast<std::size_t>(bytes));  // NaN in every dtype
   }
   if (record_) record_id_ = record_->allocated(name, memory_class, bytes);
 }
