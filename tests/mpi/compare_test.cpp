@@ -56,6 +56,8 @@ struct Case {
   bool everyday;
 };
 
+void PrintTo(const Case& c, std::ostream* out) { *out << c.ranks << " ranks, " << c.dtype << ", " << c.attention; }
+
 class MpiCompare : public ::testing::TestWithParam<Case> {};
 
 TEST_P(MpiCompare, GivesTheBitsOfThreads) {

@@ -118,6 +118,33 @@ TEST_F(DumpFiles, RowsAndPartialGradientsOfTheRanksMakeTheWhole) {
   }
 }
 
+TEST_F(DumpFiles, ResultsAreTheRanksPutTogether) {
+  const MlaReferenceResult expected = reference(load_model_config("tiny-mla"));
+  for (const std::string& layout : kLayouts) {
+    SCOPED_TRACE(layout);
+    const auto result = [&](const std::string& name) { return values_of(read(layout + "/result.safetensors", name)); };
+    for (const char* name : {"y", "dx"}) {
+      EXPECT_EQ(result(name), concatenated(values_of(of_rank(layout, 0, name)), values_of(of_rank(layout, 1, name))));
+    }
+    for (const auto& [name, gradient] : expected.gradients) {
+      const auto first = values_of(of_rank(layout, 0, "partial_grad." + name));
+      const auto second = values_of(of_rank(layout, 1, "partial_grad." + name));
+      std::vector<double> whole = concatenated(first, second);  // own heads each
+      if (name != "self_attn.kv_b_proj.weight" || layout.starts_with("explicit")) {
+        whole = first;
+        for (std::size_t i = 0; i < whole.size(); ++i) whole[i] += second[i];
+      }
+      EXPECT_EQ(result("grad." + name), testing::rounded(whole, DType::f32)) << name;  // one sum, rounded once
+    }
+  }
+  const Checkpoint in_float64 = Checkpoint::open(directory() / "reference/result.safetensors");
+  EXPECT_EQ(values_of(in_float64.read("y", DType::f64)), expected.y);
+  EXPECT_EQ(values_of(in_float64.read("dx", DType::f64)), expected.dx);
+  for (const auto& [name, gradient] : expected.gradients) {
+    EXPECT_EQ(values_of(in_float64.read("grad." + name, DType::f64)), gradient) << name;
+  }
+}
+
 TEST_F(DumpFiles, TheNumpyReaderReadsThem) {
   if (testing::run_shell("/usr/bin/python3 -c 'import numpy'").exit_code != 0) {
     GTEST_SKIP() << "no /usr/bin/python3 with numpy on this machine";
