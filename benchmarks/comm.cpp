@@ -61,12 +61,20 @@ double copy_bandwidth(int num_threads, std::int64_t block_bytes) {
   for (int thread = 0; thread < num_threads; ++thread) {
     threads.emplace_back([&, thread] {
       const auto bytes = static_cast<std::size_t>(num_threads * block_bytes);
-      std::vector<char> from(bytes, 1), to(bytes, 2);
+      // As the ranks' tensors are: the same pages, the same alignment.
+      const auto allocated = [&] {
+        return Tensor::unrecorded("copy", DType::f32, {static_cast<std::int64_t>(bytes) / 4});
+      };
+      const Tensor source = allocated(), target = allocated();
+      auto* const from = static_cast<char*>(source.raw());
+      auto* const to = static_cast<char*>(target.raw());
+      std::memset(from, 1, bytes);
+      std::memset(to, 2, bytes);
       start.arrive_and_wait();
-      const double seconds = seconds_per_call(std::ssize(from), [&] {
-        for (std::int64_t at = 0; at < std::ssize(from); at += block_bytes)
-          std::memcpy(to.data() + at, from.data() + at, static_cast<std::size_t>(block_bytes));
-        asm volatile("" : : "r"(to.data()) : "memory");
+      const double seconds = seconds_per_call(static_cast<std::int64_t>(bytes), [&] {
+        for (std::int64_t at = 0; at < static_cast<std::int64_t>(bytes); at += block_bytes)
+          std::memcpy(to + at, from + at, static_cast<std::size_t>(block_bytes));
+        asm volatile("" : : "r"(to) : "memory");
       });
       bandwidth[static_cast<std::size_t>(thread)] = static_cast<double>(bytes) / seconds;
     });

@@ -61,7 +61,14 @@ LinkModel parse_link(const std::string& text) {
       scaled("--link latency", text.substr(0, comma), {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}});
   link.bandwidth_bytes_per_s = scaled("--link bandwidth", text.substr(comma + 1),
                                       {{"B/s", 1}, {"KB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}, {"TB/s", 1e12}});
-  if (link.bandwidth_bytes_per_s <= 0) invalid_argument("--link '{}': the bandwidth must be positive", text);
+  constexpr double kMaxLatency_s = 60, kMinBandwidth = 1e3;
+  if (link.latency_s > kMaxLatency_s) {
+    invalid_argument("--link '{}': the latency must be at most {} s, since every collective waits for it", text,
+                     kMaxLatency_s);
+  }
+  if (link.bandwidth_bytes_per_s < kMinBandwidth) {
+    invalid_argument("--link '{}': the bandwidth must be at least {} B/s", text, kMinBandwidth);
+  }
   return link;
 }
 
