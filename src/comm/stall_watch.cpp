@@ -1,5 +1,7 @@
 #include "comm/stall_watch.h"
 
+#include <fmt/format.h>
+
 #include "core/record.h"
 
 namespace isomer {

@@ -1,5 +1,7 @@
 #include "layers/mla.h"
 
+#include <utility>
+
 #include "kernels/matmul.h"
 #include "layers/rope.h"
 
@@ -201,7 +203,7 @@ Tensor project_backward(RankContext& ctx, const MlaLayer& layer, ProjectSaved&& 
                      .rstd = saved.rstd,
                      .weight = w.input_layernorm,
                      .dy = dx_norm,
-                     .residual = dy,
+                     .residual = std::move(dy),
                      .dx = dx,
                      .dweight = gradients.tensors.input_layernorm});
   return dx;
