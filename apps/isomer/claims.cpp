@@ -6,6 +6,7 @@
 
 #include "apps/isomer/commands.h"
 #include "apps/isomer/table.h"
+#include "apps/isomer/units.h"
 #include "core/error.h"
 
 namespace isomer {
@@ -15,7 +16,7 @@ namespace {
 struct ClaimsArguments {
   std::string json_file;
   std::vector<std::string> only;
-  std::uint64_t seed = 1;
+  std::string seed = "1";
   bool quick = false;
 };
 
@@ -69,9 +70,10 @@ int run_laga(const ClaimsArguments& a) {
   ClaimsReport report;
   {
     Progress progress;
-    report = laga_claims({.only = a.only, .quick = a.quick, .seed = a.seed, .progress = [&](const std::string& what) {
-                            progress.show(what);
-                          }});
+    report = laga_claims(
+        {.only = a.only, .quick = a.quick, .seed = parse_seed(a.seed), .progress = [&](const std::string& what) {
+           progress.show(what);
+         }});
   }
   print_report(report);
   if (!a.json_file.empty()) write_json(a.json_file, to_json(report));

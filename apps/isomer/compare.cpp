@@ -1,9 +1,12 @@
 // isomer compare: one latent-attention block under every sharding, for real, and an account of all of it.
 #include <fmt/ranges.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "apps/isomer/commands.h"
 #include "apps/isomer/table.h"
@@ -20,7 +23,8 @@ namespace {
 
 constexpr std::int64_t kMaxSeq = std::int64_t{1} << 30;
 constexpr int kMaxRanks = 4096;
-constexpr std::int64_t kMaxBatch = 1 << 20;
+constexpr std::int64_t kMaxBatch = 4096;
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 33;
 
 /// The options as typed.
 struct CompareArguments {
@@ -28,13 +32,20 @@ struct CompareArguments {
   std::string attention = "fused", backend = "threads", link, memory = "lean", json_file, dump_dir, text_file;
   std::int64_t layer = 0;
   int ranks = 0;
-  std::uint64_t seed = 1;
+  std::string seed = "1";
   double timeout_s = 600;
   bool dry_run = false;
 };
 
 std::vector<Layout> layouts_of(const std::string& text) {
-  if (text != "all") return parse_layouts(text);
+  if (text != "all") {
+    std::vector<Layout> given = parse_layouts(text);
+    std::set<std::string> seen;
+    for (const Layout& layout : given) {
+      if (!seen.insert(to_string(layout)).second) invalid_argument("--schemes: '{}' is given twice", to_string(layout));
+    }
+    return given;
+  }
   std::vector<Layout> layouts;
   for (const std::string& name : sequence_scheme_names()) layouts.push_back(parse_layout(name));
   return layouts;
@@ -72,8 +83,12 @@ CompareOptions options_of(const CompareArguments& a, ModelConfig config) {
   options.group.memory_policy = a.memory == "lean" ? MemoryPolicy::lean : MemoryPolicy::framework_eager;
   options.group.dry_run = a.dry_run;
   options.group.timeout_s = a.timeout_s;
+  if (options.problem.seq > kMaxRows / options.problem.batch) {
+    invalid_argument("--seq {} × --batch {}: more than {} tokens", options.problem.seq, options.problem.batch,
+                     kMaxRows);
+  }
   if (!a.link.empty()) options.group.link = parse_link(a.link);
-  options.seed = a.seed;
+  options.seed = parse_seed(a.seed);
   if (options.problem.config.attention != AttentionKind::mla) {
     invalid_argument("--model {}: its attention is grouped-query; compare runs latent attention (MLA) models",
                      options.problem.config.name);
@@ -193,7 +208,7 @@ void write_json(const std::string& file, const nlohmann::json& json) {
   std::ofstream out(file);
   out << json.dump(2) << "\n";
   out.close();
-  if (!out) throw Error(fmt::format("--json {}: can't be written", file));
+  if (!out) throw Error(fmt::format("--json {}: can't be written: {}", file, std::strerror(errno)));
 }
 
 /// What would fail only at the end of a long run fails here.
@@ -227,7 +242,7 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   options.text_source =
       fmt::format("the bytes of {}{}", a.text_file.empty() ? "the novel in data/text" : a.text_file,
                   rows > text.size() ? fmt::format(" ({} bytes, read again from its start)", text.size()) : "");
-  const BlockData data = load_block_data(options.problem, source, text, a.seed, a.dry_run);
+  const BlockData data = load_block_data(options.problem, source, text, options.seed, a.dry_run);
 
   std::unique_ptr<Dump> dump;
   if (!a.dump_dir.empty()) {
@@ -257,9 +272,7 @@ void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code)
       app.add_subcommand("compare", "run one attention block under every scheme and account for all of it");
   command->add_option("--model", a->model, "built-in name, directory of a checkpoint, or config.json")
       ->capture_default_str();
-  command->add_option("--layer", a->layer, "layer of a checkpoint")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  command->add_option("--layer", a->layer, "layer of a checkpoint")->check(CLI::Range(0, 10000))->capture_default_str();
   command->add_option("--schemes,--layouts", a->schemes, "all, or layouts separated by semicolons (laga:4,v=view)")
       ->capture_default_str();
   command->add_option("--ranks", a->ranks, "number of ranks; default from the layouts, or 2")
@@ -284,7 +297,7 @@ void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code)
   command->add_option("--json", a->json_file, "write the table as JSON");
   command->add_option("--seed", a->seed, "of weights, inputs and the output gradient")->capture_default_str();
   command->add_option("--timeout", a->timeout_s, "seconds without a sign of life after which a rank has stalled")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   command->callback([a, command_line, &exit_code] { exit_code = run_compare(*a, command_line); });
 }

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 #include <malloc.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 
 #include "apps/isomer/commands.h"
@@ -48,9 +50,14 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    exit_code = app.exit(error) == 0 ? 0 : 2;  // 0: help or version was asked for
   } catch (const std::exception& error) {
     std::fprintf(stderr, "isomer: %s\n", error.what());
+    return 2;
+  }
+  // A table that did not arrive is a failure, on a full disk say.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    std::fprintf(stderr, "isomer: the output can't be written: %s\n", std::strerror(errno));
     return 2;
   }
   return exit_code;

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,9 @@ std::int64_t parse_count(const std::string& option, const std::string& text, std
   std::int64_t factor = 1;
   if (unit == "K" || unit == "k") factor = 1024;
   if (unit == "M" || unit == "m") factor = 1024 * 1024;
+  if (error == std::errc::result_out_of_range) {
+    invalid_argument("{} {}: must lie between {} and {}", option, text, minimum, maximum);
+  }
   if (error != std::errc() || (factor == 1 && !unit.empty())) {
     invalid_argument("{} '{}': expected a whole number such as 2048, 16K or 1M", option, text);
   }
@@ -49,6 +53,16 @@ std::int64_t parse_count(const std::string& option, const std::string& text, std
     invalid_argument("{} {}: must lie between {} and {}", option, text, minimum, maximum);
   }
   return number * factor;
+}
+
+std::uint64_t parse_seed(const std::string& text) {
+  std::uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    invalid_argument("--seed '{}': expected a whole number from 0 to {}", text,
+                     std::numeric_limits<std::uint64_t>::max());
+  }
+  return seed;
 }
 
 LinkModel parse_link(const std::string& text) {

@@ -11,6 +11,8 @@ namespace isomer {
 /// "2048", "16K", "1M": K and M of tokens are 1024 and 1024². Throws std::invalid_argument naming option and value.
 std::int64_t parse_count(const std::string& option, const std::string& text, std::int64_t minimum,
                          std::int64_t maximum);
+/// A seed: a whole number from 0 to 2^64 − 1. Throws std::invalid_argument naming value and range.
+std::uint64_t parse_seed(const std::string& text);
 /// "5us,2GB/s" (times ns, us, ms, s; bandwidths B/s to TB/s, decimal).
 LinkModel parse_link(const std::string& text);
 /// 1234567 → "1.23 MB".

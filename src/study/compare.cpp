@@ -56,16 +56,20 @@ TensorError error_of(const std::string& name, const Tensor& value, const std::ve
 }
 
 /// Copies of the reference's values as float64 tensors.
-std::map<std::string, Tensor> tensors_of(const MlaReferenceResult& result) {
+std::map<std::string, Tensor> tensors_of(const MlaReferenceResult& result, const BlockData& data) {
   std::map<std::string, Tensor> tensors;
-  const auto add = [&](const std::string& name, const std::vector<double>& values) {
-    const Tensor tensor = Tensor::unrecorded(name, DType::f64, {static_cast<std::int64_t>(values.size())});
+  const auto add = [&](const std::string& name, const std::vector<double>& values, const Tensor& like) {
+    const Tensor tensor = Tensor::unrecorded(name, DType::f64, like.shape());
+    ISOMER_CHECK(static_cast<std::size_t>(tensor.numel()) == values.size(), "'{}': {} values for {}", name,
+                 values.size(), to_string(like.shape()));
     std::copy(values.begin(), values.end(), tensor.data<double>());
     tensors[name] = tensor;
   };
-  add("y", result.y);
-  add("dx", result.dx);
-  for (const auto& [name, values] : result.gradients) add("grad." + name, values);
+  add("y", result.y, data.x);
+  add("dx", result.dx, data.x);
+  data.weights.for_each([&](std::string_view name, const Tensor& weight) {
+    add(fmt::format("grad.{}", name), result.gradients.at(std::string(name)), weight);
+  });
   return tensors;
 }
 
@@ -173,7 +177,7 @@ CompareReport compare_schemes(const CompareOptions& options, const BlockData& da
     const double begin = wall_clock_s();
     expected = reference(options.problem, data);
     report.reference_seconds = wall_clock_s() - begin;
-    if (options.results) options.results("reference", tensors_of(expected));
+    if (options.results) options.results("reference", tensors_of(expected, data));
   }
   std::map<AttentionCore, std::vector<TensorError>> yardsticks;
   for (const Layout& layout : options.layouts) {

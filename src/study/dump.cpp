@@ -52,11 +52,11 @@ softmax scale {:.17g}, rope theta {}, pairs {}, first position {}.
 | shared.safetensors | weights (names of a checkpoint's layer), x and dy of all tokens |
 | LAYOUT/rankN.safetensors | what rank N had under that scheme |
 | LAYOUT/result.safetensors | y and dx of all tokens and every weight's gradient, summed over the ranks |
-| reference/result.safetensors | the same from one rank in float64, flat; the inputs are those of shared.safetensors |
+| reference/result.safetensors | the same from one rank in float64; the inputs are those of shared.safetensors |
 | read.py | `load(path)` gives {{name: array}}; run it on a file for a list |
 
 Rows are sequence-major: token s of sequence b is row s·batch + b; rank N of P holds the tokens [N·S/P, …) of every
-sequence (the first S mod P ranks one more), in x, y, dx, dy and everything that is not "by heads". A tensor "… by heads"
+sequence (the first S mod P ranks one more), in y, dx and everything that is not "by heads". A tensor "… by heads"
 has all tokens and the rank's h/P heads, from head N·h/P on. A latent row is [ĉ | RoPE(k_pe)], d + r wide.
 
 | tensor | shape |

@@ -65,6 +65,12 @@ TEST(CompareProgram, WritesEveryDocumentedKey) {
   }
 }
 
+TEST(CompareProgram, ATableThatIsLostIsAFailure) {
+  const ProgramResult result = run_isomer("compare --model tiny-mla --seq 64 --dry-run >/dev/full");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("can't be written: No space left on device"));
+}
+
 TEST(CompareProgram, ADryRunWritesNullForWhatItCanNotMeasure) {
   const json report = run_with_json("--model tiny-mla --seq 64 --ranks 2 --dry-run");
   const json real = run_with_json("--model tiny-mla --seq 64 --ranks 2 --schemes 'laga;absorbed'");
@@ -136,7 +142,11 @@ TEST(CompareProgram, RefusesWrongValuesWithWhatWouldBeRight) {
   expect_refused("compare --model tiny-mla --seq 99999999999999999999", {"--seq", "99999999999999999999"});
   expect_refused(tiny + "--link 5us", {"--link", "5us", "5us,2GB/s"});
   expect_refused(tiny + "--link 5us,2", {"--link bandwidth", "GB/s"});
-  expect_refused(tiny + "--link 5us,0GB/s", {"--link", "5us,0GB/s", "positive"});
+  expect_refused(tiny + "--link 5us,0GB/s", {"--link", "5us,0GB/s", "at least 1000 B/s"});
+  expect_refused(tiny + "--link 1e300s,1GB/s", {"--link", "1e300s", "at most 60 s"});
+  expect_refused(tiny + "--seed -1", {"--seed", "-1", "from 0 to 18446744073709551615"});
+  expect_refused(tiny + "--schemes 'laga;laga'", {"laga", "given twice"});
+  expect_refused("compare --model tiny-mla --dry-run --seq 1G --batch 4096", {"--seq", "1G"});
   expect_refused(tiny + "--layer 99", {"--layer 99", "0 to 2"});
   expect_refused(tiny + "--layer -1", {"--layer", "-1"});
   expect_refused(tiny + "--timeout 0", {"--timeout", "0"});

@@ -1,5 +1,6 @@
 #include "comm/mpi/library.h"
 
+#include "comm/mpi/last_words.h"
 #include "core/error.h"
 
 namespace isomer {
@@ -18,6 +19,7 @@ MpiLibrary::MpiLibrary() {
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+  install_last_words(rank_);
 }
 
 MpiLibrary::~MpiLibrary() { MPI_Finalize(); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/mpi/exchange.h"
+#include "comm/mpi/last_words.h"
 
 namespace isomer {
 
@@ -14,6 +15,7 @@ MpiTransport::MpiTransport(const TransportOptions& options, std::shared_ptr<MpiW
 }
 
 Latest MpiTransport::exchange(const Call& call) {
+  set_last_call(describe(call));
   const auto failure = world_->failure_reason();
   if (!failure.empty()) throw Error(call_error(world_->rank(), call, failure));
   if (call.control && call.tensor == kEndOfRun) world_->leave();

@@ -74,7 +74,9 @@ std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_r
     return fmt::format("{} ranks don't divide {} heads, which are spread over them; these numbers of ranks do: {}",
                        num_ranks, heads, divisors(heads));
   }
-  if (seq < num_ranks) return fmt::format("{} tokens leave some of {} ranks without any", seq, num_ranks);
+  if (seq < num_ranks)
+    return fmt::format("{} tokens leave some of {} ranks without any; it takes a token a rank at least", seq,
+                       num_ranks);
   return {};
 }
 
