@@ -18,6 +18,7 @@ struct LinkModel {
   }
 };
 
+/// It never goes back: ports and peers remember its times, so intervals are differences of now_s().
 class VirtualClock {
  public:
   double now_s() const { return now_s_; }
@@ -30,7 +31,6 @@ class VirtualClock {
   }
   /// Time spent waiting for collectives (peers and link).
   double waited_s() const { return waited_s_; }
-  void reset() { now_s_ = waited_s_ = 0; }
 
  private:
   double now_s_ = 0;

@@ -164,6 +164,7 @@ void apply_rope(RankContext& ctx, std::string_view name, const Tensor& x, const 
 
 void copy(RankContext& ctx, std::string_view name, const Tensor& from, const Tensor& to) {
   ISOMER_CHECK(from.shape() == to.shape(), "{}: {} to {}", name, to_string(from.shape()), to_string(to.shape()));
+  if (from.numel() == 0) return;  // no pointer to give to memcpy
   const Tensor source = as_three_axes(from), target = as_three_axes(to);
   const std::int64_t width = source.size(2);
   ISOMER_CHECK(width <= 1 || (source.stride(2) == 1 && target.stride(2) == 1), "{}: inner strides", name);

@@ -99,7 +99,6 @@ class BlockRank {
     }
 
     ctx_.comm().barrier();
-    ctx_.clock().reset();
     double begin = now(), waited_before = waited();
     SequenceScheme::Forward forward =
         in_phase(Phase::forward, [&] { return scheme_->forward(ctx_, block_, std::move(x)); });

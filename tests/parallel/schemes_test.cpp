@@ -7,6 +7,7 @@
 
 #include "parallel/block_fixture.h"
 #include "parallel/sequence/scheme.h"
+#include "study/machine.h"
 
 namespace isomer {
 namespace {
@@ -194,6 +195,23 @@ TEST(Unfit, UnknownNamesAndOptionsAreRefused) {
   EXPECT_THROW(make_sequence_scheme(parse_layout("laga:v=neither")), std::invalid_argument);
   EXPECT_THROW(make_sequence_scheme(parse_layout("explicit:v=copy")), std::invalid_argument);
   EXPECT_THROW(make_sequence_scheme(parse_layout("laga:2,ring:2")), std::invalid_argument);
+}
+
+TEST(VirtualTime, OfARepetitionIsKernelsAndTheLinkOnly) {
+  // More ranks than cores, a slow link on the virtual clock: what earlier repetitions took must not be waited for
+  // again.
+  const BlockProblem p = small_problem(small_config(8), 64, DType::f32, AttentionCore::fused);
+  const BlockData data = seeded_data(p);
+  BlockRunOptions options;
+  options.group.num_ranks = 8;
+  options.group.threads_per_rank = num_cores() / 8 + 1;  // more than the machine has
+  options.group.link = {.latency_s = 0.5, .bandwidth_bytes_per_s = 1e12};
+  options.repetitions = 3;
+  const BlockRun run = run_block(p, data, parse_layout("laga"), options);
+  ASSERT_TRUE(run.virtual_clock);
+  // Six collectives: q, latent, o; dO, d latent, dQ; one round each.
+  EXPECT_GE(run.seconds(), 6 * 0.5);
+  EXPECT_LT(run.seconds(), 7 * 0.5);
 }
 
 TEST(NoRope, ALatentWithoutRopePartRuns) {
