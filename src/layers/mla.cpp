@@ -42,7 +42,7 @@ Tensor norm_gradient(RankContext& ctx, std::string_view name, const Tensor& weig
   return ctx.empty(name, MemoryClass::gradient, statistic_dtype(weight.dtype()), {weight.size(0)});
 }
 
-Tensor project_queries(RankContext& ctx, const MlaLayer& layer, const Tensor& x_norm, ProjectSaved& saved) {
+Tensor project_queries(RankContext& ctx, const AttentionLayer& layer, const Tensor& x_norm, ProjectSaved& saved) {
   const auto& [config, w, rope] = layer;
   const DType dtype = x_norm.dtype();
   const std::int64_t rows = x_norm.size(0), width = layer.heads() * config.qk_head_dim();
@@ -64,7 +64,7 @@ Tensor project_queries(RankContext& ctx, const MlaLayer& layer, const Tensor& x_
   return q;
 }
 
-Tensor project_latent(RankContext& ctx, const MlaLayer& layer, const Tensor& x_norm, ProjectSaved& saved) {
+Tensor project_latent(RankContext& ctx, const AttentionLayer& layer, const Tensor& x_norm, ProjectSaved& saved) {
   const auto& [config, w, rope] = layer;
   const std::int64_t rows = x_norm.size(0), d = config.kv_lora_rank, r = config.qk_rope_head_dim;
   Tensor latent = ctx.empty("latent", MemoryClass::saved, x_norm.dtype(), {rows, d + r});
@@ -88,8 +88,8 @@ Tensor project_latent(RankContext& ctx, const MlaLayer& layer, const Tensor& x_n
 }
 
 /// Adds the queries' part to dx_norm.
-void queries_backward(RankContext& ctx, const MlaLayer& layer, const Tensor& x_norm, ProjectSaved& saved, Tensor dq,
-                      const Tensor& dx_norm, MlaGradients& gradients) {
+void queries_backward(RankContext& ctx, const AttentionLayer& layer, const Tensor& x_norm, ProjectSaved& saved,
+                      Tensor dq, const Tensor& dx_norm, BlockGradients& gradients) {
   const auto& [config, w, rope] = layer;
   apply_rope(ctx, "rope dq", query_rope_part(config, dq), rope, RopeDirection::inverse);
   const Tensor dq_rows = dq.flatten(1, 2);
@@ -117,8 +117,8 @@ void queries_backward(RankContext& ctx, const MlaLayer& layer, const Tensor& x_n
 }
 
 /// [dc | dk_pe before rope] [T, d + r] in the activations' dtype.
-Tensor latent_rows_backward(RankContext& ctx, const MlaLayer& layer, ProjectSaved& saved, const Tensor& dlatent,
-                            DType dtype, MlaGradients& gradients) {
+Tensor latent_rows_backward(RankContext& ctx, const AttentionLayer& layer, ProjectSaved& saved, const Tensor& dlatent,
+                            DType dtype, BlockGradients& gradients) {
   const auto& [config, w, rope] = layer;
   apply_rope(ctx, "rope dk", as_one_head(rope_part(config, dlatent)), rope, RopeDirection::inverse);
   Tensor dkv_a =
@@ -163,7 +163,7 @@ RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype
   return rows;
 }
 
-Projected project_forward(RankContext& ctx, const MlaLayer& layer, const Tensor& x, ProjectSaved& saved) {
+Projected project_forward(RankContext& ctx, const AttentionLayer& layer, const Tensor& x, ProjectSaved& saved) {
   FunctionScope scope(ctx);
   saved.x = x;
   saved.rstd = statistics(ctx, "rstd input", MemoryClass::saved, x);
@@ -178,8 +178,8 @@ Projected project_forward(RankContext& ctx, const MlaLayer& layer, const Tensor&
   return {q, latent};
 }
 
-Tensor project_backward(RankContext& ctx, const MlaLayer& layer, ProjectSaved&& taken, Tensor dq, Tensor dlatent,
-                        Tensor dy, MlaGradients& gradients) {
+Tensor project_backward(RankContext& ctx, const AttentionLayer& layer, ProjectSaved&& taken, Tensor dq, Tensor dlatent,
+                        Tensor dy, BlockGradients& gradients) {
   ProjectSaved saved = std::move(taken);
   const auto& [config, w, rope] = layer;
   const DType dtype = saved.x.dtype();
@@ -209,7 +209,7 @@ Tensor project_backward(RankContext& ctx, const MlaLayer& layer, ProjectSaved&& 
   return dx;
 }
 
-Tensor up_project_forward(RankContext& ctx, const MlaLayer& layer, const Tensor& latent, IndexRange heads,
+Tensor up_project_forward(RankContext& ctx, const AttentionLayer& layer, const Tensor& latent, IndexRange heads,
                           MemoryClass memory_class) {
   const std::int64_t width = layer.config.qk_nope_head_dim + layer.config.v_head_dim;
   Tensor kv = ctx.empty("kv_b output", memory_class, latent.dtype(), {latent.size(0), heads.count * width});
@@ -218,7 +218,8 @@ Tensor up_project_forward(RankContext& ctx, const MlaLayer& layer, const Tensor&
   return kv.reshape({latent.size(0), heads.count, width});
 }
 
-Tensor make_up_projection_gradient(RankContext& ctx, const MlaLayer& layer, IndexRange heads, MlaGradients& gradients) {
+Tensor make_up_projection_gradient(RankContext& ctx, const AttentionLayer& layer, IndexRange heads,
+                                   BlockGradients& gradients) {
   const std::int64_t width = layer.config.qk_nope_head_dim + layer.config.v_head_dim;
   gradients.kv_b_heads = heads;
   gradients.tensors.kv_b_proj =
@@ -227,8 +228,8 @@ Tensor make_up_projection_gradient(RankContext& ctx, const MlaLayer& layer, Inde
   return gradients.tensors.kv_b_proj;
 }
 
-void up_project_backward(RankContext& ctx, const MlaLayer& layer, const Tensor& latent, IndexRange heads,
-                         const Tensor& dkv, const Tensor& dlatent, MlaGradients& gradients) {
+void up_project_backward(RankContext& ctx, const AttentionLayer& layer, const Tensor& latent, IndexRange heads,
+                         const Tensor& dkv, const Tensor& dlatent, BlockGradients& gradients) {
   const std::int64_t width = layer.config.qk_nope_head_dim + layer.config.v_head_dim;
   const Tensor dkv_rows = dkv.flatten(1, 2);
   const Tensor weight = layer.weights.kv_b_proj.slice(0, heads.begin * width, heads.count * width);
@@ -237,7 +238,7 @@ void up_project_backward(RankContext& ctx, const MlaLayer& layer, const Tensor& 
   matmul(ctx, "dx kv_b_proj", dkv_rows, weight, latent_part(layer.config, dlatent));
 }
 
-Tensor output_forward(RankContext& ctx, const MlaLayer& layer, const Tensor& attention, const Tensor& x) {
+Tensor output_forward(RankContext& ctx, const AttentionLayer& layer, const Tensor& attention, const Tensor& x) {
   Tensor y = ctx.empty("y", MemoryClass::workspace, x.dtype(), x.shape());
   matmul(ctx, "o_proj", attention.flatten(1, 2), layer.weights.o_proj.transpose(0, 1), y);
   if (layer.weights.o_bias) add_bias(ctx, "o bias", layer.weights.o_bias, y);
@@ -245,8 +246,8 @@ Tensor output_forward(RankContext& ctx, const MlaLayer& layer, const Tensor& att
   return y;
 }
 
-Tensor output_backward(RankContext& ctx, const MlaLayer& layer, Tensor attention, const Tensor& dy,
-                       MlaGradients& gradients) {
+Tensor output_backward(RankContext& ctx, const AttentionLayer& layer, Tensor attention, const Tensor& dy,
+                       BlockGradients& gradients) {
   gradients.tensors.o_proj = weight_gradient(ctx, "d o_proj", dy, attention.flatten(1, 2));
   attention = Tensor();
   if (layer.weights.o_bias) gradients.tensors.o_bias = bias_gradient(ctx, "d o bias", dy);

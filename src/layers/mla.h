@@ -4,33 +4,9 @@
 // the tokens a stage is given. A latent row is [ĉ | RoPE(k_pe)], d + r wide.
 #pragma once
 
-#include "core/rank_context.h"
-#include "kernels/elementwise.h"
-#include "model/config.h"
-#include "model/weights.h"
-#include "sharding/tokens.h"
+#include "layers/attention_layer.h"
 
 namespace isomer {
-
-/// Gradients of one block's weights, float32 (float64 for float64), under the weights' names. Only the rows of
-/// `kv_b_heads` of kv_b_proj are held: all heads, or the rank's own under a scheme that up-projects after the exchange.
-struct MlaGradients {
-  MlaWeights tensors;
-  IndexRange kv_b_heads;
-};
-
-/// What every stage needs: one block's configuration and weights, and cos and sin of the rank's own tokens.
-struct MlaLayer {
-  const ModelConfig& config;
-  const MlaWeights& weights;
-  RopeRows rope;
-
-  std::int64_t heads() const { return config.num_attention_heads; }
-};
-
-/// cos and sin rows of the positions [first, first + count), counted with the weights (a constant of the model).
-RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype, std::int64_t first,
-                        std::int64_t count, std::int64_t rows_per_position, std::int64_t max_position);
 
 struct ProjectSaved {
   Tensor x;        // [T, D]; its norm is applied anew in the backward
@@ -46,25 +22,25 @@ struct Projected {
   Tensor latent;  // [T, d + r]; saved
 };
 /// RMSNorm, then queries and latent rows of the tokens in x [T, D].
-Projected project_forward(RankContext& ctx, const MlaLayer& layer, const Tensor& x, ProjectSaved& saved);
+Projected project_forward(RankContext& ctx, const AttentionLayer& layer, const Tensor& x, ProjectSaved& saved);
 /// dq [T, h, n + r], dlatent [T, d + r] (float32 or the activations' dtype, overwritten), dy [T, D] the residual's
 /// gradient. Returns dx [T, D]; fills the gradients of everything before the up-projection.
-Tensor project_backward(RankContext& ctx, const MlaLayer& layer, ProjectSaved&& saved, Tensor dq, Tensor dlatent,
-                        Tensor dy, MlaGradients& gradients);
+Tensor project_backward(RankContext& ctx, const AttentionLayer& layer, ProjectSaved&& saved, Tensor dq, Tensor dlatent,
+                        Tensor dy, BlockGradients& gradients);
 
 /// [k_nope | v] of `heads` for latent rows [T, ≥ d]: [T, heads.count, n + v], of the given class.
-Tensor up_project_forward(RankContext& ctx, const MlaLayer& layer, const Tensor& latent, IndexRange heads,
+Tensor up_project_forward(RankContext& ctx, const AttentionLayer& layer, const Tensor& latent, IndexRange heads,
                           MemoryClass memory_class);
 /// From dkv [T, heads.count, n + v]: dĉ into dlatent[:, :d] (float32, overwritten), and the gradient of kv_b_proj's
 /// rows.
-void up_project_backward(RankContext& ctx, const MlaLayer& layer, const Tensor& latent, IndexRange heads,
-                         const Tensor& dkv, const Tensor& dlatent, MlaGradients& gradients);
+void up_project_backward(RankContext& ctx, const AttentionLayer& layer, const Tensor& latent, IndexRange heads,
+                         const Tensor& dkv, const Tensor& dlatent, BlockGradients& gradients);
 
 /// y = x + attention·W_oᵀ (+ bias); attention [T, h, v], x and y [T, D].
-Tensor output_forward(RankContext& ctx, const MlaLayer& layer, const Tensor& attention, const Tensor& x);
+Tensor output_forward(RankContext& ctx, const AttentionLayer& layer, const Tensor& attention, const Tensor& x);
 /// Returns the attention's gradient [T, h, v] and fills W_o's. The residual's gradient is dy itself.
-Tensor output_backward(RankContext& ctx, const MlaLayer& layer, Tensor attention, const Tensor& dy,
-                       MlaGradients& gradients);
+Tensor output_backward(RankContext& ctx, const AttentionLayer& layer, Tensor attention, const Tensor& dy,
+                       BlockGradients& gradients);
 
 /// W_UK [heads, n, d] and W_UV [heads, v, d]: strided views of kv_b_proj's rows, or of its gradient's.
 struct UpProjectionViews {
@@ -72,6 +48,7 @@ struct UpProjectionViews {
 };
 UpProjectionViews up_projection_views(const ModelConfig& config, const Tensor& kv_b_proj, IndexRange heads);
 /// A gradient tensor for the up-projections of `heads`, [heads.count·(n + v), d], registered in `gradients`.
-Tensor make_up_projection_gradient(RankContext& ctx, const MlaLayer& layer, IndexRange heads, MlaGradients& gradients);
+Tensor make_up_projection_gradient(RankContext& ctx, const AttentionLayer& layer, IndexRange heads,
+                                   BlockGradients& gradients);
 
 }  // namespace isomer

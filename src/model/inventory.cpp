@@ -18,9 +18,9 @@ namespace {
 using TensorFunction = std::function<void(const std::string&, const Shape&, bool)>;
 
 void mla_tensors(const ModelConfig& config, const std::string& layer, const TensorFunction& fn) {
-  MlaWeights slots;
+  AttentionWeights slots;
   slots.for_each_slot([&](std::string_view slot, Tensor&) {
-    const Shape shape = mla_tensor_shape(config, slot);
+    const Shape shape = attention_tensor_shape(config, slot);
     if (!shape.empty()) fn(fmt::format("{}.{}", layer, slot), shape, slot.ends_with(".bias"));
   });
 }

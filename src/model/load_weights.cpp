@@ -35,17 +35,18 @@ void refuse_unexpected(const Checkpoint& checkpoint, const std::string& name, st
 
 }  // namespace
 
-MlaWeights load_mla_weights(const Checkpoint& checkpoint, const ModelConfig& config, std::int64_t layer, DType dtype) {
+AttentionWeights load_attention_weights(const Checkpoint& checkpoint, const ModelConfig& config, std::int64_t layer,
+                                        DType dtype) {
   if (config.attention != AttentionKind::mla) {
     invalid_argument("model '{}' has no latent attention (model_type {})", config.name, config.model_type);
   }
   if (layer < 0 || layer >= config.num_hidden_layers) {
     invalid_argument("layer {}: '{}' has layers 0 to {}", layer, config.name, config.num_hidden_layers - 1);
   }
-  MlaWeights weights;
+  AttentionWeights weights;
   weights.for_each_slot([&](std::string_view slot, Tensor& tensor) {
     const auto name = fmt::format("model.layers.{}.{}", layer, slot);
-    const Shape expected = mla_tensor_shape(config, slot);
+    const Shape expected = attention_tensor_shape(config, slot);
     if (expected.empty()) return refuse_unexpected(checkpoint, name, slot);
     if (!checkpoint.contains(name)) {
       if (is_optional(slot)) return;

@@ -12,7 +12,7 @@ constexpr double kNormDeviation = 0.1;
 constexpr double kBiasDeviation = 0.1;
 
 bool is_present(const ModelConfig& config, std::string_view name) {
-  return !mla_tensor_shape(config, name).empty() && (!name.ends_with(".bias") || config.attention_bias);
+  return !attention_tensor_shape(config, name).empty() && (!name.ends_with(".bias") || config.attention_bias);
 }
 
 NormalDistribution distribution_of(const ModelConfig& config, std::string_view name, const Shape& shape) {
@@ -27,7 +27,7 @@ NormalDistribution distribution_of(const ModelConfig& config, std::string_view n
 
 }  // namespace
 
-Shape mla_tensor_shape(const ModelConfig& c, std::string_view name) {
+Shape attention_tensor_shape(const ModelConfig& c, std::string_view name) {
   const auto heads = c.num_attention_heads, hidden = c.hidden_size, q_lora = c.q_lora_rank;
   const auto q_rows = heads * c.qk_head_dim();
   const bool lora = q_lora > 0;
@@ -45,15 +45,15 @@ Shape mla_tensor_shape(const ModelConfig& c, std::string_view name) {
   return {};
 }
 
-MlaWeights seeded_mla_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, bool shape_only,
-                              std::int64_t layer) {
+AttentionWeights seeded_attention_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, bool shape_only,
+                                          std::int64_t layer) {
   if (config.attention != AttentionKind::mla) {
     invalid_argument("model '{}' has no latent attention (model_type {})", config.name, config.model_type);
   }
-  MlaWeights weights;
+  AttentionWeights weights;
   weights.for_each_slot([&](std::string_view name, Tensor& tensor) {
     if (!is_present(config, name)) return;
-    const Shape shape = mla_tensor_shape(config, name);
+    const Shape shape = attention_tensor_shape(config, name);
     const auto full_name = fmt::format("model.layers.{}.{}", layer, name);
     tensor = Tensor::unrecorded(full_name, dtype, shape, shape_only);
     fill_seeded(seed, full_name, distribution_of(config, name, shape), tensor);

@@ -15,7 +15,7 @@ class Checkpoint;
 /// h heads, D hidden size, d kv_lora_rank, r qk_rope_head_dim, n qk_nope_head_dim, v v_head_dim. A Linear is stored
 /// [out, in]. Undefined tensors are absent: either q_proj or the three of q_a stand; the rest of the optional ones as
 /// the checkpoint has them.
-struct MlaWeights {
+struct AttentionWeights {
   Tensor input_layernorm;  // [D]
   Tensor q_proj;           // [h(n+r), D]; absent where there is a q_lora_rank
   Tensor q_a_proj;         // [q_lora, D]
@@ -68,19 +68,20 @@ struct MlaWeights {
 
 /// Shape of the tensor called `name` (as for_each gives it); empty where this configuration has no such tensor. Biases
 /// have a shape where they may stand, whatever attention_bias says.
-Shape mla_tensor_shape(const ModelConfig& config, std::string_view name);
+Shape attention_tensor_shape(const ModelConfig& config, std::string_view name);
 
 /// Seeded weights N(0, 1/fan_in), norms 1 + 0.1·N(0, 1), biases 0.1·N(0, 1); q (or q_b) is scaled by 3/(s·√(n+r)), so
 /// that logits have a standard deviation of about 3 for inputs of unit RMS. A value depends on (seed, tensor name,
 /// index) alone. `shape_only` gives tensors without storage.
-MlaWeights seeded_mla_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, bool shape_only = false,
-                              std::int64_t layer = 0);
+AttentionWeights seeded_attention_weights(const ModelConfig& config, std::uint64_t seed, DType dtype,
+                                          bool shape_only = false, std::int64_t layer = 0);
 
 /// One layer's attention block from a checkpoint, each tensor held against the configuration. Optional tensors are
 /// taken as they stand in the file, but a kv_a_layernorm must stand exactly if config.kv_a_layernorm says so: without
 /// it the model talks nonsense in silence. Where dtypes agree the tensors are read-only views of the file. Throws
 /// isomer::Error naming tensor, shape and what was expected.
-MlaWeights load_mla_weights(const Checkpoint& checkpoint, const ModelConfig& config, std::int64_t layer, DType dtype);
+AttentionWeights load_attention_weights(const Checkpoint& checkpoint, const ModelConfig& config, std::int64_t layer,
+                                        DType dtype);
 
 /// Rows of model.embed_tokens: [num_tokens, hidden]; only these are read. Throws std::invalid_argument for an id
 /// outside the vocabulary.

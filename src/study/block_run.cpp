@@ -12,7 +12,7 @@ namespace isomer {
 
 namespace {
 
-std::int64_t weight_bytes(const MlaWeights& weights) {
+std::int64_t weight_bytes(const AttentionWeights& weights) {
   std::int64_t bytes = 0;
   weights.for_each([&](std::string_view, const Tensor& tensor) { bytes += tensor.nbytes(); });
   return bytes;

@@ -29,7 +29,7 @@ struct BlockProblem {
 
 /// Weights and tensors that all ranks of all schemes share; shape-only for a dry run.
 struct BlockData {
-  MlaWeights weights;
+  AttentionWeights weights;
   Tensor x;   // [seq·batch, D], token s of sequence b in row s·batch + b
   Tensor dy;  // the same shape: the gradient of the block's output
 };
@@ -62,7 +62,7 @@ struct BlockRun {
   int threads_per_rank = 1;
   // At rank 0 of a real run: assembled outputs.
   Tensor y, dx;  // [seq·batch, D]
-  MlaWeights gradients;
+  AttentionWeights gradients;
 
   const RankMeasure& largest(std::int64_t RankMeasure::*field) const;
   double seconds() const;  // of the slowest rank

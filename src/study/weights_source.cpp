@@ -47,11 +47,11 @@ BlockData load_block_data(const BlockProblem& problem, const WeightsSource& sour
   BlockData data;
   data.dy = seeded_tensor(seed, "dy", {rows, hidden}, problem.dtype, 1.0, shape_only);
   if (source.checkpoint && !shape_only) {
-    data.weights = load_mla_weights(*source.checkpoint, problem.config, source.layer, problem.dtype);
+    data.weights = load_attention_weights(*source.checkpoint, problem.config, source.layer, problem.dtype);
     data.x = load_embedding_rows(*source.checkpoint, problem.config, rows_of_text(problem, text), problem.dtype);
     return data;
   }
-  data.weights = seeded_mla_weights(problem.config, seed, problem.dtype, shape_only, source.layer);
+  data.weights = seeded_attention_weights(problem.config, seed, problem.dtype, shape_only, source.layer);
   data.x = shape_only ? Tensor::unrecorded("x", problem.dtype, {rows, hidden}, true)
                       : seeded_embedding_rows(seed, rows_of_text(problem, text), hidden, problem.dtype);
   return data;

@@ -106,7 +106,7 @@ RandomBlock random_block() {
 BlockRun dry_run(const RandomBlock& block) {
   const BlockProblem& p = block.problem;
   const Shape rows{p.seq * p.batch, p.config.hidden_size};
-  const BlockData data{.weights = seeded_mla_weights(p.config, 1, p.dtype, true),
+  const BlockData data{.weights = seeded_attention_weights(p.config, 1, p.dtype, true),
                        .x = Tensor::unrecorded("x", p.dtype, rows, true),
                        .dy = Tensor::unrecorded("dy", p.dtype, rows, true)};
   BlockRunOptions options;

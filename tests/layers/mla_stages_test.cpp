@@ -174,7 +174,7 @@ DifferenceCase difference_case() {
   c.problem.seq = 9;  // uneven over 2 ranks
   c.problem.batch = 2;
   c.problem.first_position = 300;
-  c.data.weights = seeded_mla_weights(config, 5, DType::f64);
+  c.data.weights = seeded_attention_weights(config, 5, DType::f64);
   const Shape rows{c.problem.seq * c.problem.batch, config.hidden_size};
   c.data.x = tensor_of(noise_values(1, num_elements(rows)), DType::f64, rows);
   c.data.dy = tensor_of(noise_values(2, num_elements(rows)), DType::f64, rows);

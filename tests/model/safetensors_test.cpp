@@ -463,7 +463,7 @@ TEST_F(Shards, WriterRefusesToMixCheckpoints) {
 class MlaCheckpoint : public testing::Test {
  protected:
   static constexpr auto kNorm = "model.layers.1.self_attn.kv_a_layernorm.weight";
-  Checkpoint write(const MlaWeights& weights) {
+  Checkpoint write(const AttentionWeights& weights) {
     std::vector<TensorSource> sources;
     weights.for_each([&](std::string_view name, const Tensor& tensor) {
       sources.push_back(tensor_source(fmt::format("model.layers.1.{}", name), tensor));
@@ -482,10 +482,10 @@ TEST_F(MlaCheckpoint, LoadsWhatWasWritten) {
     for (const bool norm : {false, true}) {
       config_.attention_bias = bias;
       config_.kv_a_layernorm = norm;
-      const auto seeded = seeded_mla_weights(config_, 1, DType::bf16, false, 1);
+      const auto seeded = seeded_attention_weights(config_, 1, DType::bf16, false, 1);
       const auto checkpoint = write(seeded);
       config_.attention_bias = false;  // the tensors decide
-      auto loaded = load_mla_weights(checkpoint, config_, 1, DType::f32);
+      auto loaded = load_attention_weights(checkpoint, config_, 1, DType::f32);
       std::map<std::string, std::vector<double>, std::less<>> values;
       loaded.for_each([&](std::string_view name, const Tensor& tensor) { values.emplace(name, values_of(tensor)); });
       std::size_t count = 0;
@@ -499,27 +499,27 @@ TEST_F(MlaCheckpoint, LoadsWhatWasWritten) {
 }
 
 TEST_F(MlaCheckpoint, SaysWhatIsWrong) {
-  const auto seeded = seeded_mla_weights(config_, 1, DType::bf16, false, 1);
+  const auto seeded = seeded_attention_weights(config_, 1, DType::bf16, false, 1);
   auto weights = seeded;
   weights.kv_a_layernorm = Tensor();
   auto checkpoint = write(weights);
-  expect_error([&] { load_mla_weights(checkpoint, config_, 1, DType::f32); },
+  expect_error([&] { load_attention_weights(checkpoint, config_, 1, DType::f32); },
                {kNorm, "is missing", "\"kv_a_layernorm\": false"});
   checkpoint = write(seeded);
   config_.kv_a_layernorm = false;
-  expect_error([&] { load_mla_weights(checkpoint, config_, 1, DType::f32); }, {kNorm, "is there and"});
+  expect_error([&] { load_attention_weights(checkpoint, config_, 1, DType::f32); }, {kNorm, "is there and"});
   config_.kv_a_layernorm = true;
   config_.v_head_dim = 33;
-  expect_error([&] { load_mla_weights(checkpoint, config_, 1, DType::f32); },
+  expect_error([&] { load_attention_weights(checkpoint, config_, 1, DType::f32); },
                {"kv_b_proj.weight' has shape [1024, 64]: the configuration makes it [1040, 64]"});
   config_.v_head_dim = 32;
   config_.q_lora_rank = 0;
-  expect_error([&] { load_mla_weights(checkpoint, config_, 1, DType::f32); }, {"q_proj.weight' is missing"});
-  EXPECT_THROW(load_mla_weights(checkpoint, config_, 3, DType::f32), std::invalid_argument);
+  expect_error([&] { load_attention_weights(checkpoint, config_, 1, DType::f32); }, {"q_proj.weight' is missing"});
+  EXPECT_THROW(load_attention_weights(checkpoint, config_, 3, DType::f32), std::invalid_argument);
 }
 
 TEST_F(MlaCheckpoint, ReadsEmbeddingRows) {
-  const auto checkpoint = write(seeded_mla_weights(config_, 1, DType::bf16, false, 1));
+  const auto checkpoint = write(seeded_attention_weights(config_, 1, DType::bf16, false, 1));
   const std::vector<std::int64_t> ids{1023, 5, 5}, outside{1024};
   const auto rows = load_embedding_rows(checkpoint, config_, ids, DType::f32);
   EXPECT_EQ(values_of(rows.select(0, 0)), values_of(embedding_.select(0, 1023)));

@@ -107,7 +107,7 @@ TEST(SeededValues, DoNotDependOnThreads) {
 
 TEST(SeededMlaWeights, HaveTheShapesOfTheConfiguration) {
   const auto config = load_model_config("deepseek-v3");
-  const auto weights = seeded_mla_weights(config, 1, DType::bf16, true);
+  const auto weights = seeded_attention_weights(config, 1, DType::bf16, true);
   std::map<std::string, Shape, std::less<>> shapes;
   std::int64_t total = 0;
   weights.for_each([&](std::string_view name, const Tensor& tensor) {
@@ -130,7 +130,7 @@ TEST(SeededMlaWeights, CoverEveryOptionalTensor) {
         auto config = load_model_config(name);
         config.attention_bias = bias;
         config.kv_a_layernorm = norm;
-        const auto weights = seeded_mla_weights(config, 1, DType::f32, true);
+        const auto weights = seeded_attention_weights(config, 1, DType::f32, true);
         std::int64_t total = 0;
         weights.for_each([&](std::string_view, const Tensor& tensor) { total += tensor.numel(); });
         EXPECT_EQ(total, num_attention_parameters(config)) << name << bias << norm;
@@ -146,7 +146,7 @@ TEST(SeededMlaWeights, CoverEveryOptionalTensor) {
 // 3·√(n/(n+r)).
 TEST(SeededMlaWeights, GiveLogitsASpread) {
   const auto config = load_model_config("tiny-mla");
-  const auto weights = seeded_mla_weights(config, 11, DType::f64);
+  const auto weights = seeded_attention_weights(config, 11, DType::f64);
   const auto q_b = values_of(weights.q_b_proj);
   const auto kv_b = values_of(weights.kv_b_proj);
   const std::int64_t q_lora = config.q_lora_rank, d = config.kv_lora_rank, n = config.qk_nope_head_dim;
@@ -177,14 +177,14 @@ TEST(SeededMlaWeights, GiveLogitsASpread) {
 
 TEST(SeededMlaWeights, NormsAreNearOneAndLayersDiffer) {
   const auto config = load_model_config("tiny-mla");
-  const auto weights = seeded_mla_weights(config, 1, DType::f32);
+  const auto weights = seeded_attention_weights(config, 1, DType::f32);
   for (const double value : values_of(weights.input_layernorm)) EXPECT_NEAR(value, 1, 0.6);
-  const auto other = seeded_mla_weights(config, 1, DType::f32, false, 1);
+  const auto other = seeded_attention_weights(config, 1, DType::f32, false, 1);
   EXPECT_NE(values_of(weights.o_proj), values_of(other.o_proj));
 }
 
 TEST(SeededMlaWeights, RefuseOtherAttention) {
-  EXPECT_THROW(seeded_mla_weights(load_model_config("smollm2-135m"), 1, DType::f32), std::invalid_argument);
+  EXPECT_THROW(seeded_attention_weights(load_model_config("smollm2-135m"), 1, DType::f32), std::invalid_argument);
 }
 
 TEST(SeededEmbedding, GivesOnlyTheRowsAsked) {

@@ -31,7 +31,7 @@ inline BlockProblem small_problem(const ModelConfig& config, std::int64_t seq, D
 
 inline BlockData seeded_data(const BlockProblem& p, std::uint64_t seed = 3) {
   const Shape shape{p.seq * p.batch, p.config.hidden_size};
-  return {.weights = seeded_mla_weights(p.config, seed, p.dtype),
+  return {.weights = seeded_attention_weights(p.config, seed, p.dtype),
           .x = seeded_tensor(seed, "x", shape, p.dtype),
           .dy = seeded_tensor(seed, "dy", shape, p.dtype)};
 }

@@ -168,7 +168,7 @@ TEST(Dump, WritesViewsElementByElement) {
   const auto directory = folder.path() / "dump";
   BlockProblem problem{.config = load_model_config("tiny-mla"), .seq = 2};
   const Shape rows{2, problem.config.hidden_size};
-  BlockData data{.weights = seeded_mla_weights(problem.config, 1, DType::f32),
+  BlockData data{.weights = seeded_attention_weights(problem.config, 1, DType::f32),
                  .x = seeded_tensor(1, "x", rows, DType::f32),
                  .dy = seeded_tensor(1, "dy", rows, DType::f32)};
   Dump dump(directory, problem, data, 1, true);

@@ -7,7 +7,7 @@ namespace isomer {
 namespace {
 
 /// Rows of every rank's heads, gathered into the whole gradient.
-void gather_up_projection_gradient(RankContext& ctx, const MlaLayer& layer, MlaGradients& gradients) {
+void gather_up_projection_gradient(RankContext& ctx, const AttentionLayer& layer, BlockGradients& gradients) {
   const Tensor mine = gradients.tensors.kv_b_proj;
   const std::int64_t rows = layer.weights.kv_b_proj.size(0);
   const Tensor whole = ctx.empty("d kv_b_proj", MemoryClass::gradient, mine.dtype(), {rows, mine.size(1)});
@@ -25,7 +25,7 @@ void gather_up_projection_gradient(RankContext& ctx, const MlaLayer& layer, MlaG
 
 }  // namespace
 
-void sync_gradients(RankContext& ctx, const MlaLayer& layer, MlaGradients& gradients) {
+void sync_gradients(RankContext& ctx, const AttentionLayer& layer, BlockGradients& gradients) {
   const PhaseScope phase(ctx, Phase::gradient_sync);
   if (ctx.comm().size() == 1) return;
   const bool own_heads_only = gradients.kv_b_heads.count != layer.heads();

@@ -17,7 +17,7 @@ namespace isomer {
 
 /// What a scheme is given: the layer with cos and sin of the rank's own tokens, and who owns which tokens.
 struct SequenceBlock {
-  MlaLayer layer;
+  AttentionLayer layer;
   TokenShards tokens;
   AttentionCore core = AttentionCore::fused;
   std::int64_t first_position = 0;
@@ -36,8 +36,8 @@ class SequenceScheme {
     std::unique_ptr<Saved> saved;
   };
   struct Backward {
-    Tensor dx;               // [T, D]
-    MlaGradients gradients;  // this rank's share; summed over ranks by sync_gradients
+    Tensor dx;                 // [T, D]
+    BlockGradients gradients;  // this rank's share; summed over ranks by sync_gradients
   };
   virtual ~SequenceScheme() = default;
   /// x [T, D] with T = tokens.rows(rank).count.
@@ -57,7 +57,7 @@ std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_r
 
 /// Sums the parameter gradients over the ranks (all-reduce in float32; kv_b_proj gathered instead where each rank holds
 /// complete gradients of its own heads). Phase gradient_sync.
-void sync_gradients(RankContext& ctx, const MlaLayer& layer, MlaGradients& gradients);
+void sync_gradients(RankContext& ctx, const AttentionLayer& layer, BlockGradients& gradients);
 
 // The factories, one a file.
 std::unique_ptr<SequenceScheme> make_explicit(const LayoutAxis& axis);
