@@ -68,6 +68,8 @@ class Tensor {
   std::int64_t numel() const { return num_elements(shape_); }
   std::int64_t nbytes() const { return numel() * size_of(dtype_); }
   bool is_contiguous() const;
+  /// True if both are views of one storage (of nothing, if neither is defined).
+  bool shares_storage_with(const Tensor& other) const { return storage_ == other.storage_; }
 
   /// First element. Throws for a shape-only tensor and for a wrong T. A tensor without elements gives a pointer that
   /// must not be read.

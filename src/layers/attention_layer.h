@@ -1,5 +1,5 @@
-// What the stages of an attention block share, latent (mla.h) or grouped-query (gqa.h): the layer they are given and the
-// gradients they fill.
+// What the stages of an attention block share, latent (mla.h) or grouped-query (gqa.h): the layer they are given and
+// the gradients they fill.
 #pragma once
 
 #include "core/rank_context.h"

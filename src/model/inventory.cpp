@@ -17,24 +17,12 @@ namespace {
 
 using TensorFunction = std::function<void(const std::string&, const Shape&, bool)>;
 
-void mla_tensors(const ModelConfig& config, const std::string& layer, const TensorFunction& fn) {
+void attention_tensors(const ModelConfig& config, const std::string& layer, const TensorFunction& fn) {
   AttentionWeights slots;
   slots.for_each_slot([&](std::string_view slot, Tensor&) {
     const Shape shape = attention_tensor_shape(config, slot);
     if (!shape.empty()) fn(fmt::format("{}.{}", layer, slot), shape, slot.ends_with(".bias"));
   });
-}
-
-void gqa_tensors(const ModelConfig& config, const std::string& layer, const TensorFunction& fn) {
-  const auto hidden = config.hidden_size;
-  const auto q_rows = config.num_attention_heads * config.head_dim,
-             kv_rows = config.num_key_value_heads * config.head_dim;
-  fn(layer + ".input_layernorm.weight", {hidden}, false);
-  for (const auto& [name, rows, columns] : {std::tuple{"q", q_rows, hidden}, std::tuple{"k", kv_rows, hidden},
-                                            std::tuple{"v", kv_rows, hidden}, std::tuple{"o", hidden, q_rows}}) {
-    fn(fmt::format("{}.self_attn.{}_proj.weight", layer, name), {rows, columns}, false);
-    fn(fmt::format("{}.self_attn.{}_proj.bias", layer, name), {rows}, true);
-  }
 }
 
 void mlp_tensors(const std::string& prefix, std::int64_t hidden, std::int64_t intermediate, const TensorFunction& fn) {
@@ -128,7 +116,7 @@ void for_each_expected_tensor(const ModelConfig& config, const TensorFunction& f
   fn("model.embed_tokens.weight", {config.vocab_size, config.hidden_size}, false);
   for (std::int64_t l = 0; l < config.num_hidden_layers; ++l) {
     const auto layer = fmt::format("model.layers.{}", l);
-    config.attention == AttentionKind::mla ? mla_tensors(config, layer, fn) : gqa_tensors(config, layer, fn);
+    attention_tensors(config, layer, fn);
     fn(layer + ".post_attention_layernorm.weight", {config.hidden_size}, false);
     if (config.is_moe_layer(l)) {
       moe_tensors(config, layer + ".mlp", fn);

@@ -21,7 +21,7 @@ void refuse_unexpected(const Checkpoint& checkpoint, const std::string& name, st
   if (!checkpoint.contains(name)) return;
   const std::string remedy = slot == "self_attn.kv_a_layernorm.weight"
                                  ? "the configuration says \"kv_a_layernorm\": false"
-                                 : "the configuration's q_lora_rank leaves no place for it";
+                                 : "the configuration (its kind of attention, its q_lora_rank) has no place for it";
   throw Error(fmt::format("{}: tensor '{}' is there and {}", checkpoint.file_of(name).string(), name, remedy));
 }
 
@@ -37,9 +37,6 @@ void refuse_unexpected(const Checkpoint& checkpoint, const std::string& name, st
 
 AttentionWeights load_attention_weights(const Checkpoint& checkpoint, const ModelConfig& config, std::int64_t layer,
                                         DType dtype) {
-  if (config.attention != AttentionKind::mla) {
-    invalid_argument("model '{}' has no latent attention (model_type {})", config.name, config.model_type);
-  }
   if (layer < 0 || layer >= config.num_hidden_layers) {
     invalid_argument("layer {}: '{}' has layers 0 to {}", layer, config.name, config.num_hidden_layers - 1);
   }

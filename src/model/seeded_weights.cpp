@@ -12,7 +12,10 @@ constexpr double kNormDeviation = 0.1;
 constexpr double kBiasDeviation = 0.1;
 
 bool is_present(const ModelConfig& config, std::string_view name) {
-  return !attention_tensor_shape(config, name).empty() && (!name.ends_with(".bias") || config.attention_bias);
+  if (attention_tensor_shape(config, name).empty()) return false;
+  if (!name.ends_with(".bias")) return true;
+  const bool without_output_bias = config.model_type == "qwen2" && name == "self_attn.o_proj.bias";
+  return config.attention_bias && !without_output_bias;
 }
 
 NormalDistribution distribution_of(const ModelConfig& config, std::string_view name, const Shape& shape) {
@@ -21,13 +24,30 @@ NormalDistribution distribution_of(const ModelConfig& config, std::string_view n
   const double stddev = 1 / std::sqrt(static_cast<double>(shape[1]));
   const bool makes_queries = name == "self_attn.q_proj.weight" || name == "self_attn.q_b_proj.weight";
   if (!makes_queries) return {.mean = 0, .stddev = stddev};
-  const double width = std::sqrt(static_cast<double>(config.qk_head_dim()));
+  const bool latent = config.attention == AttentionKind::mla;
+  const double width = std::sqrt(static_cast<double>(latent ? config.qk_head_dim() : config.head_dim));
   return {.mean = 0, .stddev = stddev * kLogitDeviation / (softmax_scale(config) * width)};
 }
 
 }  // namespace
 
+namespace {
+
+Shape gqa_tensor_shape(const ModelConfig& c, std::string_view name) {
+  const auto q_rows = c.num_attention_heads * c.head_dim, kv_rows = c.num_key_value_heads * c.head_dim;
+  if (name == "input_layernorm.weight" || name == "self_attn.o_proj.bias") return {c.hidden_size};
+  if (name == "self_attn.q_proj.weight") return {q_rows, c.hidden_size};
+  if (name == "self_attn.q_proj.bias") return {q_rows};
+  if (name == "self_attn.k_proj.weight" || name == "self_attn.v_proj.weight") return {kv_rows, c.hidden_size};
+  if (name == "self_attn.k_proj.bias" || name == "self_attn.v_proj.bias") return {kv_rows};
+  if (name == "self_attn.o_proj.weight") return {c.hidden_size, q_rows};
+  return {};
+}
+
+}  // namespace
+
 Shape attention_tensor_shape(const ModelConfig& c, std::string_view name) {
+  if (c.attention == AttentionKind::gqa) return gqa_tensor_shape(c, name);
   const auto heads = c.num_attention_heads, hidden = c.hidden_size, q_lora = c.q_lora_rank;
   const auto q_rows = heads * c.qk_head_dim();
   const bool lora = q_lora > 0;
@@ -47,9 +67,6 @@ Shape attention_tensor_shape(const ModelConfig& c, std::string_view name) {
 
 AttentionWeights seeded_attention_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, bool shape_only,
                                           std::int64_t layer) {
-  if (config.attention != AttentionKind::mla) {
-    invalid_argument("model '{}' has no latent attention (model_type {})", config.name, config.model_type);
-  }
   AttentionWeights weights;
   weights.for_each_slot([&](std::string_view name, Tensor& tensor) {
     if (!is_present(config, name)) return;

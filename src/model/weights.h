@@ -1,4 +1,5 @@
-// The weights of one MLA layer's attention block, from a checkpoint or seeded (model-math: Checkpoints).
+// The weights of one layer's attention block, latent or grouped-query, from a checkpoint or seeded (model-math:
+// Checkpoints). model_weights.h has the whole model's.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,16 @@ namespace isomer {
 class Checkpoint;
 
 /// h heads, D hidden size, d kv_lora_rank, r qk_rope_head_dim, n qk_nope_head_dim, v v_head_dim. A Linear is stored
-/// [out, in]. Undefined tensors are absent: either q_proj or the three of q_a stand; the rest of the optional ones as
-/// the checkpoint has them.
+/// [out, in]. Undefined tensors are absent. MLA: either q_proj or the three of q_a stand; the rest of the optional ones
+/// as the checkpoint has them. GQA (k KV heads of head_dim): q, k, v and o_proj, biases as the checkpoint has them.
 struct AttentionWeights {
   Tensor input_layernorm;  // [D]
-  Tensor q_proj;           // [h(n+r), D]; absent where there is a q_lora_rank
+  Tensor q_proj;           // [h(n+r), D], absent where there is a q_lora_rank; GQA: [h·head_dim, D]
+  Tensor q_bias;           // GQA: [h·head_dim]; optional
+  Tensor k_proj;           // GQA: [k·head_dim, D]
+  Tensor k_bias;           // GQA: [k·head_dim]; optional
+  Tensor v_proj;           // GQA: [k·head_dim, D]
+  Tensor v_bias;           // GQA: [k·head_dim]; optional
   Tensor q_a_proj;         // [q_lora, D]
   Tensor q_a_bias;         // [q_lora]; optional
   Tensor q_a_layernorm;    // [q_lora]
@@ -26,7 +32,7 @@ struct AttentionWeights {
   Tensor kv_a_bias;        // [d+r]; optional
   Tensor kv_a_layernorm;   // [d]; optional
   Tensor kv_b_proj;        // [h(n+v), d]; per head n key rows, then v value rows
-  Tensor o_proj;           // [D, h·v]
+  Tensor o_proj;           // [D, h·v]; GQA: [D, h·head_dim]
   Tensor o_bias;           // [D]; optional
 
   /// fn(name, tensor) for every slot, defined or not; names as under "model.layers.L." of a checkpoint.
@@ -53,6 +59,11 @@ struct AttentionWeights {
   static void visit(Self& w, Fn&& fn) {
     fn("input_layernorm.weight", w.input_layernorm);
     fn("self_attn.q_proj.weight", w.q_proj);
+    fn("self_attn.q_proj.bias", w.q_bias);
+    fn("self_attn.k_proj.weight", w.k_proj);
+    fn("self_attn.k_proj.bias", w.k_bias);
+    fn("self_attn.v_proj.weight", w.v_proj);
+    fn("self_attn.v_proj.bias", w.v_bias);
     fn("self_attn.q_a_proj.weight", w.q_a_proj);
     fn("self_attn.q_a_proj.bias", w.q_a_bias);
     fn("self_attn.q_a_layernorm.weight", w.q_a_layernorm);

@@ -183,8 +183,13 @@ TEST(SeededMlaWeights, NormsAreNearOneAndLayersDiffer) {
   EXPECT_NE(values_of(weights.o_proj), values_of(other.o_proj));
 }
 
-TEST(SeededMlaWeights, RefuseOtherAttention) {
-  EXPECT_THROW(seeded_attention_weights(load_model_config("smollm2-135m"), 1, DType::f32), std::invalid_argument);
+TEST(SeededAttentionWeights, OfGroupedQueryAttention) {
+  const auto weights = seeded_attention_weights(load_model_config("smollm2-135m"), 1, DType::f32);
+  EXPECT_EQ(weights.q_proj.shape(), (Shape{576, 576}));
+  EXPECT_EQ(weights.k_proj.shape(), (Shape{192, 576}));
+  EXPECT_EQ(weights.v_proj.shape(), (Shape{192, 576}));
+  EXPECT_FALSE(weights.kv_a_proj.defined());
+  EXPECT_FALSE(weights.q_bias.defined());
 }
 
 TEST(SeededEmbedding, GivesOnlyTheRowsAsked) {
