@@ -14,8 +14,14 @@ std::string_view name_of(MemoryClass memory_class) {
 }
 
 std::int64_t MemoryRecord::allocated(std::string_view name, MemoryClass memory_class, std::int64_t bytes) {
-  const auto id = static_cast<std::int64_t>(allocations_.size());
-  allocations_.push_back({{std::string(name), memory_class, bytes}, true});
+  auto id = static_cast<std::int64_t>(allocations_.size());
+  if (reusable_.empty()) {
+    allocations_.push_back({{std::string(name), memory_class, bytes}, true});
+  } else {
+    id = reusable_.back();
+    reusable_.pop_back();
+    allocations_[static_cast<std::size_t>(id)] = {{std::string(name), memory_class, bytes}, true};
+  }
   current_[static_cast<int>(memory_class)] += bytes;
   if (window_open_) {
     events_.push_back({id, true});
@@ -47,8 +53,9 @@ void MemoryRecord::reclassify(std::int64_t id, MemoryClass memory_class) {
 void MemoryRecord::open_window() {
   events_.clear();
   alive_at_open_.clear();
-  for (std::size_t id = 0; id < allocations_.size(); ++id) {
-    if (allocations_[id].alive) alive_at_open_.push_back(static_cast<std::int64_t>(id));
+  reusable_.clear();
+  for (std::size_t id = allocations_.size(); id-- > 0;) {
+    (allocations_[id].alive ? alive_at_open_ : reusable_).push_back(static_cast<std::int64_t>(id));
   }
   peak_bytes_ = current_activation_bytes();
   peak_event_ = 0;

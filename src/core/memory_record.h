@@ -66,6 +66,7 @@ class MemoryRecord {
     bool alive;
   };
   std::vector<Allocation> allocations_;
+  std::vector<std::int64_t> reusable_;       // entries that were dead when the window opened
   std::vector<Event> events_;                // inside the window
   std::vector<std::int64_t> alive_at_open_;  // ids that stood when the window opened
   std::int64_t current_[kNumMemoryClasses] = {};

@@ -95,5 +95,7 @@ std::vector<std::string> builtin_model_names();
 
 /// `name_or_path`: a built-in name, a directory with config.json, or a JSON file. Unknown names suggest near ones.
 ModelConfig load_model_config(const std::string& name_or_path);
+/// The text of that configuration, as it stands.
+std::string load_model_config_text(const std::string& name_or_path);
 
 }  // namespace isomer

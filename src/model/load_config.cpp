@@ -50,11 +50,6 @@ std::vector<std::string> near_names(std::string_view wanted, const std::vector<s
   return result;
 }
 
-ModelConfig load_file(const std::filesystem::path& path, const std::string& name) {
-  const std::string text = read_text_file(path, kMaxConfigBytes);
-  return parse_model_config(parse_json(text, path.string()), name);
-}
-
 [[noreturn]] void unknown_model(const std::string& wanted) {
   const auto names = builtin_model_names();
   const auto near = near_names(wanted, names);
@@ -72,23 +67,40 @@ std::vector<std::string> builtin_model_names() {
   return names;
 }
 
-ModelConfig load_model_config(const std::string& name_or_path) {
+namespace {
+
+/// A configuration before it is read: its text, what errors call its source, and the model's name.
+struct ConfigText {
+  std::string text, source, name;
+};
+
+ConfigText find_config_text(const std::string& name_or_path) {
   for (const auto& model : builtin_models()) {
-    if (model.name == name_or_path) {
-      return parse_model_config(parse_json(model.config_json, name_or_path), name_or_path);
-    }
+    if (model.name == name_or_path) return {std::string(model.config_json), name_or_path, name_or_path};
   }
   std::error_code code;
   const std::filesystem::path path(name_or_path);
+  const auto from_file = [](const std::filesystem::path& file, const std::string& name) {
+    return ConfigText{read_text_file(file, kMaxConfigBytes), file.string(), name};
+  };
   if (std::filesystem::is_directory(path, code)) {
     const auto full = std::filesystem::weakly_canonical(path, code);
-    return load_file(path / "config.json", full.filename().string());
+    return from_file(path / "config.json", full.filename().string());
   }
   if (std::filesystem::exists(path, code)) {
     const bool plain = path.filename() == "config.json" && path.has_parent_path();
-    return load_file(path, plain ? path.parent_path().filename().string() : path.stem().string());
+    return from_file(path, plain ? path.parent_path().filename().string() : path.stem().string());
   }
   unknown_model(name_or_path);
 }
+
+}  // namespace
+
+ModelConfig load_model_config(const std::string& name_or_path) {
+  const ConfigText found = find_config_text(name_or_path);
+  return parse_model_config(parse_json(found.text, found.source), found.name);
+}
+
+std::string load_model_config_text(const std::string& name_or_path) { return find_config_text(name_or_path).text; }
 
 }  // namespace isomer
