@@ -1,5 +1,6 @@
 #include "train/parameters.h"
 
+#include <algorithm>
 #include <map>
 
 #include "kernels/elementwise.h"
@@ -12,20 +13,25 @@ constexpr std::int64_t kAlignment = 16;  // elements: 64 bytes of float32
 
 bool is_correction_bias(std::string_view name) { return name.ends_with("e_score_correction_bias"); }
 
+/// In the order of the checkpoint, up-projections last: where ranks hold their gradients by heads, the rest is one
+/// range.
 std::vector<Parameter> parameters_of(const ModelConfig& config) {
   std::vector<Parameter> list;
-  std::int64_t offset = 0;
   // The slots of a model are where seeded weights have tensors.
   initial_model_weights(config, 0, DType::f32, 0, true).for_each([&](const std::string& name, const Tensor& tensor) {
     if (is_correction_bias(name)) return;
     list.push_back({.name = name,
                     .shape = tensor.shape(),
-                    .offset = offset,
                     .count = tensor.numel(),
                     .decays = tensor.dim() > 1,
                     .is_up_projection = name.ends_with("kv_b_proj.weight")});
-    offset += (tensor.numel() + kAlignment - 1) / kAlignment * kAlignment;
   });
+  std::stable_partition(list.begin(), list.end(), [](const Parameter& p) { return !p.is_up_projection; });
+  std::int64_t offset = 0;
+  for (Parameter& parameter : list) {
+    parameter.offset = offset;
+    offset += (parameter.count + kAlignment - 1) / kAlignment * kAlignment;
+  }
   return list;
 }
 
@@ -51,8 +57,7 @@ Parameters::Parameters(RankContext& ctx, const ModelConfig& config, DType dtype)
   first_moment = ctx.zeros("first moments", MemoryClass::optimiser, DType::f32, {elements});
   second_moment = ctx.zeros("second moments", MemoryClass::optimiser, DType::f32, {elements});
 
-  std::map<std::string, const Parameter*> by_name;
-  for (const Parameter& parameter : list_) by_name[parameter.name] = &parameter;
+  for (std::size_t i = 0; i < list_.size(); ++i) index_[list_[i].name] = i;
   std::map<std::string, Tensor> biases;
   const auto views_of = [&](const Tensor& flat) {
     return make_model_weights(config, [&](const std::string& name, const Shape& shape) {
@@ -61,12 +66,23 @@ Parameters::Parameters(RankContext& ctx, const ModelConfig& config, DType dtype)
         if (!bias) bias = ctx.zeros("router correction bias", MemoryClass::weight, DType::f32, shape);
         return bias;
       }
-      const auto found = by_name.find(name);
-      return found == by_name.end() ? Tensor() : view(flat, *found->second);
+      const auto found = index_.find(name);
+      return found == index_.end() ? Tensor() : view(flat, list_[found->second]);
     });
   };
   master_weights = views_of(master);
   weights = views_of(narrow ? rounded_ : master);
+}
+
+const Parameter& Parameters::find(const std::string& name) const {
+  const auto found = index_.find(name);
+  ISOMER_CHECK(found != index_.end(), "'{}' is no parameter", name);
+  return list_[found->second];
+}
+
+std::int64_t Parameters::first_up_projection() const {
+  const auto found = std::find_if(list_.begin(), list_.end(), [](const Parameter& p) { return p.is_up_projection; });
+  return found == list_.end() ? master.numel() : found->offset;
 }
 
 Tensor Parameters::view(const Tensor& flat, const Parameter& parameter) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,10 @@ class Parameters {
 
   const std::vector<Parameter>& list() const { return list_; }
   std::int64_t num_trained() const { return num_trained_; }
+  /// Throws a check's failure for a name that is no parameter's.
+  const Parameter& find(const std::string& name) const;
+  /// Where the up-projections begin in the flat buffers; they come last.
+  std::int64_t first_up_projection() const;
   DType dtype() const { return dtype_; }
   /// A parameter's view of one of the flat buffers.
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
@@ -47,6 +52,7 @@ class Parameters {
  private:
   DType dtype_;
   std::vector<Parameter> list_;
+  std::map<std::string, std::size_t> index_;
   std::int64_t num_trained_ = 0;
   Tensor rounded_;  // [num_elements] bfloat16, where the dtype is
 };
