@@ -15,7 +15,7 @@ struct BatchOptions {
   std::uint64_t seed = 0;
   /// Another permutation of the sequences each epoch; otherwise the order of the corpus.
   bool shuffle = true;
-  /// Positions begin at 0 with each document, rather than running through the sequence. RoPE sees only differences
+  /// Positions begin at 0 with each segment, rather than running through the sequence. RoPE sees only differences
   /// within a document, so that nothing but rounding depends on it.
   bool restart_positions = false;
   /// What is left behind the last whole sequence makes one more: id 0, target −1, a segment of its own. For evaluation.

@@ -56,6 +56,7 @@ class TokenDataset {
   std::int64_t document_of(std::int64_t token) const;
 
  private:
+  friend class TokenDatasetBuilder;
   struct Storage;
   explicit TokenDataset(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   std::shared_ptr<const Storage> storage_;
