@@ -1,20 +1,42 @@
 #include "parallel/sequence/heads.h"
 
+#include <algorithm>
+
 namespace isomer {
 
+namespace {
+
+/// Parts of [range) at the borders of documents; document i begins at begins[i].
+template <class Body>
+void for_document_parts(const IndexRange& range, const std::vector<std::int64_t>& begins, Body&& body) {
+  for (std::size_t i = 0; i < begins.size(); ++i) {
+    const std::int64_t end = i + 1 < begins.size() ? begins[i + 1] : range.end();
+    const std::int64_t from = std::max(range.begin, begins[i]), to = std::min(range.end(), end);
+    if (from < to) body(static_cast<int>(i), IndexRange{from, to - from});
+  }
+}
+
+}  // namespace
+
 std::vector<TokenRun> group_runs(const SequenceBlock& block) {
+  static const std::vector<std::int64_t> kOneDocument = {0};
   const std::int64_t batch = block.tokens.batch;
   std::vector<TokenRun> runs;
+  int first_segment = 0;
   for (std::int64_t b = 0; b < batch; ++b) {
+    const auto& begins = block.documents.empty() ? kOneDocument : block.documents[static_cast<std::size_t>(b)];
     std::int64_t passed = 0;
     for (const IndexRange& range : block.tokens.group_positions(block.group())) {
-      runs.push_back({.row = passed * batch + b,
-                      .row_stride = batch,
-                      .length = range.count,
-                      .position = block.first_position + range.begin,
-                      .segment = static_cast<int>(b)});
+      for_document_parts(range, begins, [&](int document, const IndexRange& part) {
+        runs.push_back({.row = (passed + part.begin - range.begin) * batch + b,
+                        .row_stride = batch,
+                        .length = part.count,
+                        .position = block.first_position + part.begin,
+                        .segment = first_segment + document});
+      });
       passed += range.count;
     }
+    first_segment += static_cast<int>(begins.size());
   }
   return runs;
 }

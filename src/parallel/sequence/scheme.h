@@ -24,6 +24,9 @@ struct SequenceBlock {
   SequenceGroups groups;
   AttentionCore core = AttentionCore::fused;
   std::int64_t first_position = 0;
+  /// Where documents begin in each sequence of the batch, counted from 0, which is one; tokens attend within their
+  /// document only. Empty: a sequence is one document.
+  std::vector<std::vector<std::int64_t>> documents = {};
 
   int inner_rank() const { return groups.inner->rank(); }  // index in the group
   int group() const { return groups.outer->rank(); }
