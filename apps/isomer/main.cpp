@@ -45,6 +45,7 @@ int main(int argc, char** argv) {
   app.failure_message(failure_line);
   int exit_code = 0;
   isomer::add_compare(app, {argc, argv}, exit_code);
+  isomer::add_train(app, {argc, argv}, exit_code);
   isomer::add_claims(app, exit_code);
   isomer::add_inspect(app, exit_code);
   isomer::add_tokenizer(app, exit_code);

@@ -1,0 +1,395 @@
+// isomer train: a language model under any training scheme.
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/isomer/commands.h"
+#include "apps/isomer/table.h"
+#include "apps/isomer/units.h"
+#include "model/json_text.h"
+#include "sharding/sequence_layout.h"
+#include "study/machine.h"
+#include "train/interrupt.h"
+#include "train/trainer.h"
+
+namespace isomer {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kMaxTokenizerBytes = 256 << 20;
+
+struct TrainArguments {
+  TrainSettings settings;
+  std::string config, tokenizer, out, resume, layout, backend = "threads", link, json_file, seq = "512", seed = "1";
+  std::string routing = "balanced";
+  std::int64_t stop_at = 0, save_every = 500;
+  int keep = 2, ranks = 0, threads = 0;
+  double timeout_s = 600;
+  bool dry_run = false;
+};
+
+std::string text_if_there(const fs::path& file) {
+  std::error_code code;
+  return fs::is_regular_file(file, code) ? read_text_file(file, kMaxTokenizerBytes) : std::string();
+}
+
+/// The directory that holds the tokenizer: --tokenizer, or the configuration's own.
+fs::path tokenizer_directory(const TrainArguments& a) {
+  const fs::path path = a.tokenizer.empty() ? fs::path(a.config) : fs::path(a.tokenizer);
+  std::error_code code;
+  const fs::path directory = fs::is_directory(path, code) ? path : path.parent_path();
+  const fs::path file =
+      fs::is_regular_file(path, code) && path.filename() != "config.json" ? path : directory / "tokenizer.json";
+  if (!fs::is_regular_file(file, code)) {
+    invalid_argument("--tokenizer: no tokenizer.json in '{}'; name one, or make one with isomer tokenizer train",
+                     directory.string());
+  }
+  return directory;
+}
+
+/// Whether this process writes files: rank 0, or the only process there is.
+bool is_writer(const GroupOptions& group) { return group.backend == Backend::threads || mpi_world().rank == 0; }
+
+TokenDataset load_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer, Progress& progress) {
+  if (files.size() == 1 && TokenDataset::is_token_file(files.front())) {
+    TokenDataset data = TokenDataset::open(files.front());
+    if (data.tokenizer_hash() != 0 && data.tokenizer_hash() != tokenizer.hash()) {
+      invalid_argument("--data {}: its tokens were made by another tokenizer than this one", files.front());
+    }
+    return data;
+  }
+  TextOptions options;
+  options.progress = [&](std::int64_t done, std::int64_t all) {
+    progress.show(fmt::format("tokens: {} of {}", format_bytes(static_cast<double>(done)),
+                              format_bytes(static_cast<double>(all))));
+  };
+  return TokenDataset::from_text({files.begin(), files.end()}, tokenizer, options);
+}
+
+void check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config) {
+  if (tokenizer.vocab_size() > config.vocab_size) {
+    invalid_argument(
+        "the tokenizer has {} tokens, the model's vocab_size is {}: raise it in config.json, or train a "
+        "tokenizer with --vocab-size {}",
+        tokenizer.vocab_size(), config.vocab_size, config.vocab_size);
+  }
+}
+
+GroupOptions group_of(const TrainArguments& a, const std::string& layout_text) {
+  GroupOptions group;
+  const Layout layout = parse_layout(layout_text);
+  group.num_ranks = sequence_layout(sized_layout(layout, a.ranks)).num_ranks();
+  if (a.ranks > 0 && group.num_ranks != a.ranks) {
+    invalid_argument("--ranks {}: the layout {} has {}", a.ranks, layout_text, group.num_ranks);
+  }
+  group.backend = a.backend == "mpi" ? Backend::mpi : Backend::threads;
+  group.threads_per_rank = a.threads;
+  group.timeout_s = a.timeout_s;
+  group.dry_run = a.dry_run;
+  if (!a.link.empty()) group.link = parse_link(a.link);
+  return group;
+}
+
+/// What happens now, for people: one line that is renewed on a terminal, a line now and then elsewhere.
+class TrainProgress {
+ public:
+  explicit TrainProgress(bool enabled) : enabled_(enabled), line_(enabled) {}
+  void show(const StepMetrics& m, std::int64_t end) {
+    if (!enabled_) return;
+    mean_seconds_ = mean_seconds_ == 0 ? m.seconds : 0.95 * mean_seconds_ + 0.05 * m.seconds;
+    const std::string text = fmt::format(
+        "step {}/{}  loss {:.4f}{}  {:.0f} tokens/s{}  {} left", m.step, end, m.loss,
+        m.eval_bits_per_byte ? fmt::format("  held out {:.4f} bits/byte", *m.eval_bits_per_byte)
+                             : (m.eval_loss ? fmt::format("  held out {:.4f}", *m.eval_loss) : ""),
+        m.tokens_per_s,
+        m.matrix_rate_share > 0 ? fmt::format("  {:.0f} % of the matrix rate", 100 * m.matrix_rate_share) : "",
+        format_seconds(mean_seconds_ * static_cast<double>(end - m.step)));
+    line_.show(text);
+    const bool milestone =
+        m.step == 1 || m.step == end || m.eval_loss || m.step % std::max<std::int64_t>(1, end / 20) == 0;
+    if (milestone) say(text);
+  }
+  void say(const std::string& text) {
+    if (!enabled_) return;
+    line_.show("");
+    fmt::print("{}\n", text);
+    std::fflush(stdout);
+  }
+  Progress& line() { return line_; }
+
+ private:
+  bool enabled_;
+  Progress line_;
+  double mean_seconds_ = 0;
+};
+
+nlohmann::json account_json(const TrainAccount& a, int rank) {
+  auto standing = nlohmann::json::array();
+  for (const StandingTensor& t : a.standing_at_peak) {
+    standing.push_back({{"name", t.name}, {"class", name_of(t.memory_class)}, {"bytes", t.bytes}});
+  }
+  return {{"rank", rank},
+          {"weight_bytes", a.weight_bytes},
+          {"gradient_bytes", a.gradient_bytes},
+          {"optimiser_bytes", a.optimiser_bytes},
+          {"peak_activation_bytes", a.peak_activation_bytes},
+          {"bytes_sent",
+           {{"forward", a.bytes_forward}, {"backward", a.bytes_backward}, {"gradient_sync", a.bytes_gradient_sync}}},
+          {"flops", a.flops},
+          {"standing_at_peak", standing}};
+}
+
+void print_accounts(const std::vector<TrainAccount>& accounts) {
+  Table table({"rank", "weights", "gradients", "optimiser", "peak activations", "sent forward", "backward", "gradients",
+               "FLOPs"});
+  const std::size_t shown = std::min<std::size_t>(accounts.size(), 16);
+  for (std::size_t rank = 0; rank < shown; ++rank) {
+    const TrainAccount& a = accounts[rank];
+    const auto bytes = [](std::int64_t b) { return format_bytes(static_cast<double>(b)); };
+    table.add({fmt::format("{}", rank), bytes(a.weight_bytes), bytes(a.gradient_bytes), bytes(a.optimiser_bytes),
+               bytes(a.peak_activation_bytes), bytes(a.bytes_forward), bytes(a.bytes_backward),
+               bytes(a.bytes_gradient_sync), fmt::format("{:.3g}", a.flops)});
+  }
+  fmt::print("{}", table.text());
+  if (shown < accounts.size()) fmt::print("… and {} ranks more (--json has all)\n", accounts.size() - shown);
+  const auto largest = std::max_element(accounts.begin(), accounts.end(), [](const auto& a, const auto& b) {
+    return a.peak_activation_bytes < b.peak_activation_bytes;
+  });
+  fmt::print("\nlargest in the peak:");
+  for (std::size_t i = 0; i < std::min<std::size_t>(6, largest->standing_at_peak.size()); ++i) {
+    const StandingTensor& t = largest->standing_at_peak[i];
+    fmt::print(" {} {};", t.name, format_bytes(static_cast<double>(t.bytes)));
+  }
+  fmt::print("\none step; bytes to other ranks. Weights, gradients and moments are whole on every rank.\n");
+}
+
+void write_json(const TrainArguments& a, const TrainRun& run, const TrainResult& result) {
+  nlohmann::json json = machine_json(threads_per_rank(run.group), run.settings.seed);
+  auto ranks = nlohmann::json::array();
+  for (std::size_t rank = 0; rank < result.accounts.size(); ++rank) {
+    ranks.push_back(account_json(result.accounts[rank], static_cast<int>(rank)));
+  }
+  json.update({{"command", "train"},
+               {"model", run.config.name},
+               {"layout", run.settings.layout},
+               {"ranks", run.group.num_ranks},
+               {"dry_run", run.group.dry_run},
+               {"steps", result.steps},
+               {"loss", run.group.dry_run ? nlohmann::json() : nlohmann::json(result.last_loss)},
+               {"stopped_early", result.stopped_early},
+               {"accounts", ranks}});
+  write_text_atomically(a.json_file, json.dump(2) + "\n");
+}
+
+TrainRun dry_run_of(TrainArguments& a) {
+  TrainRun run{.settings = a.settings};
+  run.settings.config_json = load_model_config_text(a.config);
+  run.config = load_model_config(a.config);
+  run.group = group_of(a, run.settings.layout);
+  run.settings.layout = to_string(sized_layout(parse_layout(run.settings.layout), run.group.num_ranks));
+  run.save_weights = false;
+  run.dry_routing = a.routing == "zipf" ? RoutingSource::Kind::zipf : RoutingSource::Kind::balanced;
+  check_settings(run.settings, run.config);
+  return run;
+}
+
+void load_data(TrainRun& run, const Tokenizer& tokenizer, const RunDirectory& directory, Progress& progress) {
+  check_vocabulary(tokenizer, run.config);
+  const fs::path cached = directory.path() / "tokens.bin", cached_eval = directory.path() / "eval_tokens.bin";
+  const auto tokens = [&](const std::vector<std::string>& files, const fs::path& cache) {
+    std::error_code code;
+    if (run.resume && fs::exists(cache, code)) return TokenDataset::open(cache);
+    TokenDataset data = load_tokens(files, tokenizer, progress);
+    if (is_writer(run.group)) data.save(cache);
+    return data;
+  };
+  run.data = std::make_shared<const BatchOrder>(tokens(run.settings.data, cached),
+                                                BatchOptions{.seq_len = run.settings.seq, .seed = run.settings.seed});
+  if (run.settings.eval_data.empty()) return;
+  run.eval_data = std::make_shared<const BatchOrder>(
+      tokens({run.settings.eval_data}, cached_eval),
+      BatchOptions{.seq_len = run.settings.seq, .shuffle = false, .keep_tail = true});
+}
+
+TrainRun new_run(TrainArguments& a, const RunDirectory& directory, Progress& progress) {
+  if (a.settings.data.empty()) invalid_argument("--data: name the text to train on, or a token file");
+  TrainRun run = dry_run_of(a);
+  run.save_weights = true;
+  run.settings.model_name = run.config.name;
+  const fs::path tokenizer_place = tokenizer_directory(a);
+  run.files = {.config_json = run.settings.config_json,
+               .tokenizer_json = text_if_there(tokenizer_place / "tokenizer.json"),
+               .tokenizer_config_json = text_if_there(tokenizer_place / "tokenizer_config.json")};
+  const Tokenizer tokenizer = Tokenizer::parse(run.files.tokenizer_json, (tokenizer_place / "tokenizer.json").string(),
+                                               run.files.tokenizer_config_json);
+  if (is_writer(run.group)) directory.create(to_json(run.settings));
+  if (is_writer(run.group)) {
+    write_text_atomically(directory.path() / "run-tokenizer.json", run.files.tokenizer_json);
+    write_text_atomically(directory.path() / "run-tokenizer-config.json", run.files.tokenizer_config_json);
+  }
+  load_data(run, tokenizer, directory, progress);
+  return run;
+}
+
+TrainRun resumed_run(const TrainArguments& a, const RunDirectory& directory, Progress& progress) {
+  TrainRun run;
+  run.settings = train_settings_from(directory.settings(), (directory.path() / "run.json").string());
+  run.config = parse_model_config(parse_json(run.settings.config_json, "run.json: config"), run.settings.model_name);
+  if (!a.layout.empty()) run.settings.layout = a.layout;
+  run.group = group_of(a, run.settings.layout);
+  run.settings.layout = to_string(sized_layout(parse_layout(run.settings.layout), run.group.num_ranks));
+  run.resume = directory.latest().has_value();
+  run.files = {.config_json = run.settings.config_json,
+               .tokenizer_json = text_if_there(directory.path() / "run-tokenizer.json"),
+               .tokenizer_config_json = text_if_there(directory.path() / "run-tokenizer-config.json")};
+  check_settings(run.settings, run.config);
+  const Tokenizer tokenizer =
+      Tokenizer::parse(run.files.tokenizer_json, "run-tokenizer.json", run.files.tokenizer_config_json);
+  load_data(run, tokenizer, directory, progress);
+  return run;
+}
+
+void check_resume(const CLI::App& command) {
+  for (const char* option : {"--config",    "--data",         "--tokenizer",     "--out",
+                             "--steps",     "--seq",          "--batch",         "--micro-batch",
+                             "--dtype",     "--attention",    "--learning-rate", "--min-learning-rate",
+                             "--warmup",    "--weight-decay", "--beta1",         "--beta2",
+                             "--clip",      "--seed",         "--init-std",      "--bias-update-rate",
+                             "--eval-data", "--eval-every",   "--eval-sequences"}) {
+    if (command.count(option) > 0) {
+      invalid_argument(
+          "{} with --resume: a run keeps what it began with (run.json); only --layout, --ranks, --backend, "
+          "--threads, --stop-at, --save-every, --keep, --link and --timeout may change",
+          option);
+    }
+  }
+}
+
+int run_train(TrainArguments& a, const CommandLine& command_line, const CLI::App& command) {
+  a.settings.seq = parse_count("--seq", a.seq, 1, 1 << 24);
+  a.settings.seed = parse_seed(a.seed);
+  const bool resume = !a.resume.empty();
+  if (resume) check_resume(command);
+  if (!resume && a.config.empty()) invalid_argument("--config: name a model (a directory with config.json, say)");
+  if (!a.layout.empty()) a.settings.layout = a.layout;
+  if (a.dry_run) {
+    const TrainRun run = dry_run_of(a);
+    const TrainResult result = train(run, RunDirectory("."));
+    fmt::print("{}: one step of {} × {} tokens under {} on {} ranks (dry run)\n\n", run.config.name, run.settings.batch,
+               run.settings.seq, run.settings.layout, run.group.num_ranks);
+    print_accounts(result.accounts);
+    if (!a.json_file.empty()) write_json(a, run, result);
+    return 0;
+  }
+  if (!resume && a.out.empty()) invalid_argument("--out: name the directory that the run goes to");
+  const RunDirectory directory(resume ? a.resume : a.out);
+  if (a.backend == "mpi" && !under_mpirun()) {
+    const std::string layout =
+        resume && a.layout.empty() ? train_settings_from(directory.settings(), "run.json").layout : a.settings.layout;
+    relaunch_under_mpirun(group_of(a, layout).num_ranks, command_line.argc, command_line.argv);
+  }
+  const bool at_root = a.backend != "mpi" || mpi_world().rank == 0;
+  TrainProgress progress(at_root);
+  TrainRun run = resume ? resumed_run(a, directory, progress.line()) : new_run(a, directory, progress.line());
+  const StopOnSignal signals;
+  run.stop_at = a.stop_at;
+  run.save_every = a.save_every;
+  run.keep = a.keep;
+  run.stop_requested = &signals.requested();
+  const std::int64_t end = a.stop_at > 0 ? std::min(a.stop_at, run.settings.steps) : run.settings.steps;
+  run.on_step = [&](const StepMetrics& m) { progress.show(m, end); };
+  run.on_message = [&](const std::string& text) { progress.say(text); };
+  progress.say(fmt::format("{}: {} sequences of {} tokens in {} tokens of text, {} steps of {} sequences, {}, {}",
+                           run.config.name, run.data->num_sequences(), run.settings.seq,
+                           run.data->dataset().num_tokens(), run.settings.steps, run.settings.batch,
+                           run.settings.layout, run.settings.dtype));
+  const TrainResult result = train(run, directory);
+  if (!at_root) return 0;
+  if (!a.json_file.empty()) write_json(a, run, result);
+  if (result.stopped_early) {
+    progress.say(fmt::format("stopped at step {} with a checkpoint; go on with: isomer train --resume {}", result.steps,
+                             directory.path().string()));
+  } else {
+    progress.say(fmt::format("step {}: the model is in {}", result.steps, directory.path().string()));
+  }
+  return 0;
+}
+
+void add_model_options(CLI::App& command, TrainArguments& a) {
+  TrainSettings& s = a.settings;
+  command.add_option("--config", a.config, "the model: a directory with config.json, a JSON file or a built-in name");
+  command.add_option("--data", s.data, "text files, or one token file");
+  command.add_option("--tokenizer", a.tokenizer, "tokenizer.json or its directory; default: beside the config");
+  command.add_option("--out", a.out, "a new directory for the run");
+  command.add_option("--resume", a.resume, "go on with the run in this directory");
+  command.add_option("--steps", s.steps, "the total that the schedule is made for")->capture_default_str();
+  command.add_option("--seq", a.seq, "tokens a sequence")->capture_default_str();
+  command.add_option("--batch", s.batch, "sequences a step, over all replicas")->capture_default_str();
+  command.add_option("--micro-batch", s.micro_batch, "sequences a forward; 0: all of a replica's")
+      ->capture_default_str();
+  command.add_option("--dtype", s.dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  command.add_option("--attention", s.attention, "fused or eager")
+      ->check(CLI::IsMember({"fused", "eager"}))
+      ->capture_default_str();
+  command.add_option("--seed", a.seed, "of weights and order")->capture_default_str();
+  command.add_option("--init-std", s.initial_stddev, "of the first weights")->capture_default_str();
+}
+
+void add_optimiser_options(CLI::App& command, TrainArguments& a) {
+  TrainSettings& s = a.settings;
+  command.add_option("--learning-rate", s.adamw.learning_rate, "after the warm-up")->capture_default_str();
+  command.add_option("--min-learning-rate", s.adamw.min_learning_rate, "where the cosine ends")->capture_default_str();
+  command.add_option("--warmup", s.adamw.warmup_steps, "steps")->capture_default_str();
+  command.add_option("--weight-decay", s.adamw.weight_decay, "of matrices")->capture_default_str();
+  command.add_option("--beta1", s.adamw.beta1, "AdamW")->capture_default_str();
+  command.add_option("--beta2", s.adamw.beta2, "AdamW")->capture_default_str();
+  command.add_option("--clip", s.adamw.clip_norm, "largest global gradient norm; 0: none")->capture_default_str();
+  command.add_option("--bias-update-rate", s.bias_update_rate, "of the V3 router's correction biases a step")
+      ->capture_default_str();
+  command.add_option("--eval-data", s.eval_data, "held-out text");
+  command.add_option("--eval-every", s.eval_every, "steps; 0: at the end only")->capture_default_str();
+  command.add_option("--eval-sequences", s.eval_sequences, "of the held-out text at most")->capture_default_str();
+}
+
+void add_run_options(CLI::App& command, TrainArguments& a) {
+  command.add_option("--layout", a.layout, "laga:2, ring:4, laga:2,dp:2, …; default laga:1");
+  command.add_option("--ranks", a.ranks, "default: what the layout says")->check(CLI::Range(1, 4096));
+  command.add_option("--threads", a.threads, "a rank; default: a share of the cores")->check(CLI::Range(0, 1024));
+  command.add_option("--backend", a.backend, "threads, or processes under Open MPI")
+      ->check(CLI::IsMember({"threads", "mpi"}))
+      ->capture_default_str();
+  command.add_option("--link", a.link, "emulated link, LATENCY,BANDWIDTH a rank (5us,2GB/s)");
+  command.add_option("--stop-at", a.stop_at, "end at this step, with a checkpoint and the same schedule")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+  command.add_option("--save-every", a.save_every, "steps between checkpoints; 0: at the end only")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+      ->capture_default_str();
+  command.add_option("--keep", a.keep, "checkpoints kept")->check(CLI::Range(1, 1000))->capture_default_str();
+  command.add_option("--timeout", a.timeout_s, "seconds without a sign of life after which a rank has stalled")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str();
+  command.add_flag("--dry-run", a.dry_run, "shapes only: memory, bytes and FLOPs of one step");
+  command.add_option("--routing", a.routing, "of a dry run's experts")
+      ->check(CLI::IsMember({"balanced", "zipf"}))
+      ->capture_default_str();
+  command.add_option("--json", a.json_file, "write the accounts as JSON");
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, const CommandLine& command_line, int& exit_code) {
+  auto a = std::make_shared<TrainArguments>();
+  CLI::App* command = app.add_subcommand("train", "train a language model under any sequence-parallel scheme");
+  add_model_options(*command, *a);
+  add_optimiser_options(*command, *a);
+  add_run_options(*command, *a);
+  command->callback([a, command, command_line, &exit_code] { exit_code = run_train(*a, command_line, *command); });
+}
+
+}  // namespace isomer
