@@ -2,6 +2,7 @@
 // computed once and here.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -73,6 +74,10 @@ struct ModelConfig {
 
   std::int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }  // n + r
   std::int64_t latent_width() const { return kv_lora_rank + qk_rope_head_dim; }     // d + r, a cache row
+  /// What a residual branch is multiplied by (MiniCPM3): scale_depth/√num_hidden_layers; 1 without scale_depth.
+  double residual_scale() const {
+    return scale_depth > 0 ? scale_depth / std::sqrt(static_cast<double>(num_hidden_layers)) : 1;
+  }
   bool is_moe_layer(std::int64_t layer) const { return moe.n_routed_experts > 0 && layer >= moe.first_k_dense_replace; }
 };
 
