@@ -68,8 +68,10 @@ class Tensor {
   std::int64_t numel() const { return num_elements(shape_); }
   std::int64_t nbytes() const { return numel() * size_of(dtype_); }
   bool is_contiguous() const;
-  /// True if both are views of one storage (of nothing, if neither is defined).
-  bool shares_storage_with(const Tensor& other) const { return storage_ == other.storage_; }
+  /// True if both are the same view of one storage (or neither is defined).
+  bool same_view(const Tensor& other) const {
+    return storage_ == other.storage_ && offset_ == other.offset_ && shape_ == other.shape_;
+  }
 
   /// First element. Throws for a shape-only tensor and for a wrong T. A tensor without elements gives a pointer that
   /// must not be read.

@@ -84,7 +84,7 @@ struct ModelWeights {
       visit_mlp(layer.moe.shared_experts, prefix + ".mlp.shared_experts", fn);
     }
     if (w.norm.defined()) fn(std::string("model.norm.weight"), w.norm);
-    const bool tied = w.lm_head.shares_storage_with(w.embed_tokens);
+    const bool tied = w.lm_head.same_view(w.embed_tokens);
     if (w.lm_head.defined() && !tied) fn(std::string("lm_head.weight"), w.lm_head);
   }
 };
