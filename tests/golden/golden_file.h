@@ -94,6 +94,27 @@ inline RopeConfig make_rope_config(const nlohmann::json& json) {
   return rope;
 }
 
+inline MoeConfig make_moe_config(const nlohmann::json& json) {
+  MoeConfig moe;
+  const auto integer = [&](const char* key, std::int64_t otherwise) {
+    return value_or<std::int64_t>(json, key, otherwise);
+  };
+  moe.n_routed_experts = integer("n_routed_experts", 0);
+  if (moe.n_routed_experts == 0) return moe;
+  moe.num_experts_per_tok = integer("num_experts_per_tok", 0);
+  moe.n_shared_experts = integer("n_shared_experts", 0);
+  moe.moe_intermediate_size = integer("moe_intermediate_size", 0);
+  moe.n_group = integer("n_group", 1);
+  moe.topk_group = integer("topk_group", 1);
+  moe.norm_topk_prob = json.at("norm_topk_prob").get<bool>();
+  moe.routed_scaling_factor = json.at("routed_scaling_factor").get<double>();
+  const auto method = json.at("topk_method").get<std::string>();
+  moe.router = method == "noaux_tc" ? RouterKind::sigmoid_noaux_tc
+               : method == "greedy" ? RouterKind::softmax_greedy
+                                    : RouterKind::softmax_group_limited;
+  return moe;
+}
+
 /// The file's configuration; an inner norm or a bias is there if its tensor is.
 inline ModelConfig make_model_config(const GoldenFile& golden) {
   const nlohmann::json json = golden.config_json();
@@ -118,7 +139,9 @@ inline ModelConfig make_model_config(const GoldenFile& golden) {
   config.rms_norm_eps = json.at("rms_norm_eps").get<double>();
   config.attention_bias = golden.has("self_attn.o_proj.bias");
   config.max_position_embeddings = integer("max_position_embeddings");
+  config.dim_model_base = value_or(json, "dim_model_base", 0.0);
   config.rope = make_rope_config(json);
+  config.moe = make_moe_config(json);
   return config;
 }
 
