@@ -73,6 +73,10 @@ struct ModelConfig {
 
   std::int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }  // n + r
   std::int64_t latent_width() const { return kv_lora_rank + qk_rope_head_dim; }     // d + r, a cache row
+  /// Width of a value, and so of a head's output: v, or head_dim for GQA.
+  std::int64_t value_head_dim() const { return attention == AttentionKind::mla ? v_head_dim : head_dim; }
+  /// Rotated elements of a query or key: r, or the whole head_dim for GQA.
+  std::int64_t rope_dim() const { return attention == AttentionKind::mla ? qk_rope_head_dim : head_dim; }
   bool is_moe_layer(std::int64_t layer) const { return moe.n_routed_experts > 0 && layer >= moe.first_k_dense_replace; }
 };
 
