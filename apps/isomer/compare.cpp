@@ -71,9 +71,14 @@ DType parse_dtype(const std::string& text) {
 CompareOptions options_of(const CompareArguments& a, ModelConfig config) {
   CompareOptions options;
   options.layouts = layouts_of(a.schemes);
-  for (const Layout& layout : options.layouts) make_sequence_scheme(layout);  // refuses unknown names and options
   options.group.num_ranks = num_ranks_of(a, options.layouts);
   options.problem.config = std::move(config);
+  if (options.problem.config.attention != AttentionKind::mla) {
+    invalid_argument("--model {}: its attention is grouped-query; compare runs latent attention (MLA) models",
+                     options.problem.config.name);
+  }
+  // Refuses unknown names and options.
+  for (const Layout& layout : options.layouts) make_sequence_scheme(layout, options.problem.config);
   options.problem.dtype = parse_dtype(a.dtype);
   options.problem.seq = parse_count("--seq", a.seq, 1, kMaxSeq);
   options.problem.batch = parse_count("--batch", a.batch, 1, kMaxBatch);
@@ -89,10 +94,6 @@ CompareOptions options_of(const CompareArguments& a, ModelConfig config) {
   }
   if (!a.link.empty()) options.group.link = parse_link(a.link);
   options.seed = parse_seed(a.seed);
-  if (options.problem.config.attention != AttentionKind::mla) {
-    invalid_argument("--model {}: its attention is grouped-query; compare runs latent attention (MLA) models",
-                     options.problem.config.name);
-  }
   return options;
 }
 

@@ -1,14 +1,15 @@
 #include "cost/scheme_bytes.h"
 
 #include "core/error.h"
+#include "sharding/sequence_layout.h"
 
 namespace isomer {
 
 namespace {
 
-/// How a rank's part and the whole enter the bytes of the direct algorithm, in elements of one rank.
+/// How a rank's part and the whole enter the bytes of the direct algorithm inside an inner group, in elements.
 struct Exchange {
-  std::int64_t own_rows, all_rows;    // t_p·batch, S·batch
+  std::int64_t own_rows, all_rows;    // t_p·batch, the group's rows
   std::int64_t own_heads, all_heads;  // h_p, h
   std::int64_t peers;                 // P − 1
 
@@ -20,56 +21,120 @@ struct Exchange {
   std::int64_t gather_received(std::int64_t width) const { return (all_rows - own_rows) * width; }
 };
 
-Exchange exchange_of(const ModelConfig& config, const TokenShards& tokens, int rank) {
-  const HeadShards heads{config.num_attention_heads, tokens.num_ranks};
-  return {tokens.rows(rank).count, tokens.total_rows(), heads.per_rank(), heads.num_heads, tokens.num_ranks - 1};
-}
+/// Blocks that pass round the outer groups, in elements for `width` elements a row. A rank passes on every block but
+/// its successor's, and receives every one but its own; sums start behind the block's owner and end with it.
+struct Ring {
+  std::int64_t all_rows, own_rows, next_rows, previous_rows;  // of groups
 
-/// What a scheme sends per head and per token: widths of tensors that go to heads in the forward (and come back as
-/// gradients), and of rows that are gathered (their gradient sums scattered).
-struct Traffic {
-  std::int64_t to_heads;   // q, k, v, … a head
-  std::int64_t to_tokens;  // o a head
-  std::int64_t gathered;   // a token
+  std::int64_t blocks_sent(std::int64_t width) const { return (all_rows - next_rows) * width; }
+  std::int64_t blocks_received(std::int64_t width) const { return (all_rows - own_rows) * width; }
+  std::int64_t sums_sent(std::int64_t width) const { return (all_rows - own_rows) * width; }
+  std::int64_t sums_received(std::int64_t width) const { return (all_rows - previous_rows) * width; }
 };
 
-Traffic traffic_of(std::string_view scheme, const ModelConfig& c) {
+/// What a scheme sends: widths of tensors that go to heads in the forward (and come back as gradients), of rows that
+/// are gathered (their gradient sums scattered), and of rows that pass round.
+struct Traffic {
+  std::int64_t to_heads = 0;   // q, k, v, … a head
+  std::int64_t to_tokens = 0;  // o a head
+  std::int64_t gathered = 0;   // a token
+  std::int64_t round = 0;      // a row of a group
+};
+
+Traffic traffic_of(const SequenceLayout& layout, const ModelConfig& c) {
   const std::int64_t n = c.qk_nope_head_dim, r = c.qk_rope_head_dim, v = c.v_head_dim;
-  if (scheme == "explicit") return {2 * (n + r) + v, v, 0};
-  if (scheme == "explicit-shared-rope") return {(n + r) + n + v, v, r};
-  if (scheme == "laga" || scheme == "absorbed" || scheme == "absorbed-two-product") return {n + r, v, c.latent_width()};
-  invalid_argument("scheme '{}' has no closed form of its bytes", scheme);
+  const std::int64_t own_heads = c.num_attention_heads / layout.inner_ranks;
+  const std::string& scheme = layout.scheme;
+  Traffic traffic;
+  if (scheme == "explicit") {
+    traffic = {2 * (n + r) + v, v, 0};
+  } else if (scheme == "explicit-shared-rope") {
+    traffic = {(n + r) + n + v, v, r};
+  } else if (scheme == "laga" || scheme == "absorbed" || scheme == "absorbed-two-product") {
+    traffic = {n + r, v, c.latent_width()};
+  } else if (scheme == "latent-gather") {
+    traffic = {.gathered = c.latent_width()};
+  } else if (!keeps_all_heads(scheme)) {
+    invalid_argument("scheme '{}' has no closed form of its bytes", scheme);
+  }
+  const std::string& round = keeps_all_heads(scheme) ? scheme : layout.outer;
+  if (round == "ring") traffic.round = own_heads * ((n + r) + v);
+  if (round == "latent-ring") traffic.round = c.latent_width();
+  return traffic;
 }
 
 std::int64_t statistic_size(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 
+/// Everything that the forms of one rank are made of.
+struct Terms {
+  Exchange inner;
+  Ring outer;
+  Traffic width;
+  std::int64_t e, e_sum;
+  bool repeats_round, repeats_forward;  // in the backward, by recomputation
+};
+
+Terms terms_of(const SchemeCase& block, int rank) {
+  const SequenceLayout layout = sequence_layout(block.layout);
+  const TokenShards t = token_shards_of(block.layout, block.seq, block.batch);
+  const int group = t.group_of(rank), groups = t.num_groups;
+  const std::int64_t heads = block.config.num_attention_heads;
+  const std::string recompute = block.layout.option("recompute", "none");
+  Terms terms{.inner = {t.rows(rank), t.group_rows(group), heads / layout.inner_ranks, heads, layout.inner_ranks - 1},
+              .outer = {t.total_rows(), t.group_rows(group), t.group_rows((group + 1) % groups),
+                        t.group_rows((group + groups - 1) % groups)},
+              .width = traffic_of(layout, block.config),
+              .e = size_of(block.activations),
+              .e_sum = statistic_size(block.activations),
+              .repeats_round = recompute == "attention",
+              .repeats_forward = recompute == "block"};
+  // Ranks that keep all heads gather over the outer groups.
+  if (layout.scheme == "latent-gather") terms.inner = {t.rows(rank), t.total_rows(), heads, heads, groups - 1};
+  return terms;
+}
+
+SchemeBytes with_recomputation(const Terms& t, SchemeBytes bytes, std::int64_t round) {
+  if (t.repeats_round) bytes.backward += round;
+  if (t.repeats_forward) bytes.backward += bytes.forward;
+  return bytes;
+}
+
 }  // namespace
 
-SchemeBytes scheme_bytes_sent(std::string_view scheme, const ModelConfig& config, const TokenShards& tokens,
-                              DType activations, int rank) {
-  const Exchange x = exchange_of(config, tokens, rank);
-  const Traffic t = traffic_of(scheme, config);
-  const std::int64_t e = size_of(activations), e_sum = statistic_size(activations);
-  return {.forward = e * (x.to_heads(t.to_heads) + x.to_tokens(t.to_tokens) + x.gather_sent(t.gathered)),
-          .backward = e * (x.to_tokens(t.to_heads) + x.to_heads(t.to_tokens)) + e_sum * x.gather_received(t.gathered)};
+SchemeBytes scheme_bytes_sent(const SchemeCase& block, int rank) {
+  const Terms t = terms_of(block, rank);
+  const Exchange& x = t.inner;
+  const Traffic& w = t.width;
+  const std::int64_t round = t.e * t.outer.blocks_sent(w.round);
+  return with_recomputation(
+      t,
+      {.forward = t.e * (x.to_heads(w.to_heads) + x.to_tokens(w.to_tokens) + x.gather_sent(w.gathered)) + round,
+       .backward = t.e * (x.to_tokens(w.to_heads) + x.to_heads(w.to_tokens)) +
+                   t.e_sum * (x.gather_received(w.gathered) + t.outer.sums_sent(w.round)) + round},
+      round);
 }
 
-SchemeBytes scheme_bytes_received(std::string_view scheme, const ModelConfig& config, const TokenShards& tokens,
-                                  DType activations, int rank) {
-  const Exchange x = exchange_of(config, tokens, rank);
-  const Traffic t = traffic_of(scheme, config);
-  const std::int64_t e = size_of(activations), e_sum = statistic_size(activations);
-  return {.forward = e * (x.to_tokens(t.to_heads) + x.to_heads(t.to_tokens) + x.gather_received(t.gathered)),
-          .backward = e * (x.to_heads(t.to_heads) + x.to_tokens(t.to_tokens)) + e_sum * x.gather_sent(t.gathered)};
+SchemeBytes scheme_bytes_received(const SchemeCase& block, int rank) {
+  const Terms t = terms_of(block, rank);
+  const Exchange& x = t.inner;
+  const Traffic& w = t.width;
+  const std::int64_t round = t.e * t.outer.blocks_received(w.round);
+  return with_recomputation(
+      t,
+      {.forward = t.e * (x.to_tokens(w.to_heads) + x.to_heads(w.to_tokens) + x.gather_received(w.gathered)) + round,
+       .backward = t.e * (x.to_heads(w.to_heads) + x.to_tokens(w.to_tokens)) +
+                   t.e_sum * (x.gather_sent(w.gathered) + t.outer.sums_received(w.round)) + round},
+      round);
 }
 
-std::int64_t gradient_sync_bytes_sent(std::string_view scheme, const ModelConfig& config, int num_ranks, int rank) {
+std::int64_t gradient_sync_bytes_sent(const Layout& layout, const ModelConfig& config, int rank) {
   constexpr std::int64_t kGradientBytes = 4;
-  if (num_ranks == 1) return 0;
-  const auto all_reduce = [&](std::int64_t elements) {
-    const std::int64_t mine = balanced_part(elements, num_ranks, rank).count;
-    return (elements - mine) + (num_ranks - 1) * mine;
+  const SequenceLayout l = sequence_layout(layout);
+  const auto reduced = [](std::int64_t elements, std::int64_t ranks, std::int64_t index) {
+    const std::int64_t mine = balanced_part(elements, ranks, index).count;
+    return ranks == 1 ? 0 : (elements - mine) + (ranks - 1) * mine;
   };
+  const auto all_reduce = [&](std::int64_t elements) { return reduced(elements, l.num_ranks(), rank); };
   const std::int64_t D = config.hidden_size, h = config.num_attention_heads, q_lora = config.q_lora_rank;
   const std::int64_t queries = h * config.qk_head_dim();
   const std::int64_t kv_b = h * (config.qk_nope_head_dim + config.v_head_dim) * config.kv_lora_rank;
@@ -84,9 +149,12 @@ std::int64_t gradient_sync_bytes_sent(std::string_view scheme, const ModelConfig
   if (config.attention_bias) {
     elements += (q_lora > 0 ? all_reduce(q_lora) : 0) + all_reduce(config.latent_width()) + all_reduce(D);
   }
-  const bool own_heads = traffic_of(scheme, config).gathered == config.latent_width();
-  elements += own_heads ? (num_ranks - 1) * (kv_b / num_ranks) : all_reduce(kv_b);
-  return elements * kGradientBytes;
+  const bool own_heads = l.inner_ranks > 1 && traffic_of(l, config).gathered == config.latent_width();
+  if (!own_heads) return (elements + all_reduce(kv_b)) * kGradientBytes;
+  const std::int64_t mine = kv_b / l.inner_ranks;
+  // Ranks of equal index in their inner groups, in order of rank.
+  elements += reduced(mine, static_cast<std::int64_t>(l.outer_groups) * l.data_replicas, rank / l.inner_ranks);
+  return (elements + (l.inner_ranks - 1) * mine) * kGradientBytes;
 }
 
 }  // namespace isomer

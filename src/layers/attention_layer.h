@@ -26,8 +26,10 @@ struct AttentionLayer {
   std::int64_t heads() const { return config.num_attention_heads; }
 };
 
-/// cos and sin rows of the positions [first, first + count), counted with the weights (a constant of the model).
-RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype, std::int64_t first,
-                        std::int64_t count, std::int64_t rows_per_position, std::int64_t max_position);
+/// cos and sin rows of the positions first_position + ranges, in order, counted with the weights (a constant of the
+/// model).
+RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype, std::int64_t first_position,
+                        const std::vector<IndexRange>& ranges, std::int64_t rows_per_position,
+                        std::int64_t max_position);
 
 }  // namespace isomer

@@ -122,8 +122,14 @@ Tensor latent_rows_backward(RankContext& ctx, const AttentionLayer& layer, Proje
 
 }  // namespace
 
-RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype, std::int64_t first,
-                        std::int64_t count, std::int64_t rows_per_position, std::int64_t max_position) {
+RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype, std::int64_t first_position,
+                        const std::vector<IndexRange>& ranges, std::int64_t rows_per_position,
+                        std::int64_t max_position) {
+  std::vector<std::int64_t> positions;
+  for (const IndexRange& range : ranges) {
+    for (std::int64_t p = range.begin; p < range.end(); ++p) positions.push_back(first_position + p);
+  }
+  const auto count = static_cast<std::int64_t>(positions.size());
   const std::int64_t pairs = config.rope_dim() / 2;
   const DType table_dtype = statistic_dtype(dtype);
   RopeRows rows{.cos = ctx.empty("rope cos", MemoryClass::weight, table_dtype, {count, pairs}),
@@ -131,8 +137,6 @@ RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype
                 .rows_per_position = rows_per_position,
                 .interleave = config.rope.interleave};
   if (ctx.dry_run() || pairs == 0) return rows;
-  std::vector<std::int64_t> positions(static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i) positions[static_cast<std::size_t>(i)] = first + i;
   const RopeTable table = rope_table(config.rope, config.rope_dim(), positions, max_position);
   visit_dtype(table_dtype, [&]<class T>() {
     if constexpr (!std::is_same_v<T, bf16>) {

@@ -57,9 +57,11 @@ void parse_setting(std::string_view whole, std::string_view text, LayoutAxis& ax
 }  // namespace
 
 std::string Layout::option(std::string_view key, std::string_view fallback) const {
-  const auto& options = innermost().options;
-  const auto found = options.find(std::string(key));
-  return found == options.end() ? std::string(fallback) : found->second;
+  for (const LayoutAxis& axis : axes) {
+    const auto found = axis.options.find(std::string(key));
+    if (found != axis.options.end()) return found->second;
+  }
+  return std::string(fallback);
 }
 
 Layout parse_layout(std::string_view text) {

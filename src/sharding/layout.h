@@ -20,7 +20,7 @@ struct Layout {
   std::vector<LayoutAxis> axes;
 
   const LayoutAxis& innermost() const { return axes.front(); }
-  /// The option's value of the innermost axis, or `fallback`.
+  /// The option's value at the first axis that has it, innermost first, or `fallback`.
   std::string option(std::string_view key, std::string_view fallback) const;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace isomer {
 
@@ -19,22 +20,45 @@ inline IndexRange balanced_part(std::int64_t total, std::int64_t parts, std::int
   return {index * base + std::min(index, extra), base + (index < extra ? 1 : 0)};
 }
 
-/// Contiguous shards of a batch of equally long sequences. Rows are sequence-major, [seq, batch, …]: token s of
-/// sequence b is row s·batch + b, so that every rank's rows, and what it sends to a peer, are contiguous whatever the
-/// batch is.
+/// Two-level shards of a batch of equally long sequences. A sequence is dealt over outer groups in zigzag order: of
+/// 2·num_groups balanced parts, group g has parts g and 2·num_groups − 1 − g, so that causal work is balanced; one
+/// group has all of it. A group's tokens, in order of position, are dealt contiguously over its inner ranks. rank =
+/// group · ranks_per_group + index in the group.
+///
+/// Rows are sequence-major: the i-th token that somebody holds, of sequence b, is its row i·batch + b, so that what
+/// goes to a peer is contiguous whatever the batch is. A rank's local rows and a group's gathered rows follow this
+/// order.
 struct TokenShards {
   std::int64_t seq = 0;
   std::int64_t batch = 1;
-  int num_ranks = 1;
+  int ranks_per_group = 1;
+  int num_groups = 1;
 
-  /// Positions that `rank` holds of every sequence.
-  IndexRange positions(int rank) const { return balanced_part(seq, num_ranks, rank); }
-  /// The same as rows.
-  IndexRange rows(int rank) const {
-    const IndexRange p = positions(rank);
-    return {p.begin * batch, p.count * batch};
-  }
+  int num_ranks() const { return ranks_per_group * num_groups; }
+  int group_of(int rank) const { return rank / ranks_per_group; }
+  int index_in_group(int rank) const { return rank % ranks_per_group; }
   std::int64_t total_rows() const { return seq * batch; }
+
+  /// Positions of `group`: one or two ranges, increasing; none if it has no tokens.
+  std::vector<IndexRange> group_positions(int group) const;
+  /// Positions of `rank`: its part of the group's.
+  std::vector<IndexRange> positions(int rank) const;
+  /// Tokens of a sequence that the group, the rank has.
+  std::int64_t group_count(int group) const;
+  std::int64_t count(int rank) const { return tokens_in_group(index_in_group(rank), group_of(rank)).count; }
+  /// The same as rows of all sequences.
+  std::int64_t group_rows(int group) const { return group_count(group) * batch; }
+  std::int64_t rows(int rank) const { return count(rank) * batch; }
+  /// Rows of inner rank `index` within its group's gathered rows.
+  IndexRange rows_in_group(int index, int group) const {
+    const IndexRange tokens = tokens_in_group(index, group);
+    return {tokens.begin * batch, tokens.count * batch};
+  }
+
+ private:
+  IndexRange tokens_in_group(int index, int group) const {
+    return balanced_part(group_count(group), ranks_per_group, index);
+  }
 };
 
 /// Equal, contiguous shards of the heads; schemes that need them refuse other numbers of ranks beforehand.

@@ -1,7 +1,6 @@
 #include "study/block_run.h"
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "comm/communicator.h"
@@ -21,9 +20,14 @@ std::int64_t weight_bytes(const AttentionWeights& weights) {
 /// The rank's rows of a shared tensor, in memory of its own.
 Tensor local_rows(RankContext& ctx, std::string_view name, MemoryClass memory_class, const Tensor& shared,
                   const TokenShards& tokens) {
-  const IndexRange rows = tokens.rows(ctx.rank());
-  const Tensor local = ctx.empty(name, memory_class, shared.dtype(), {rows.count, shared.size(1)});
-  if (!ctx.dry_run()) copy(ctx, "input", shared.slice(0, rows.begin, rows.count), local);
+  const Tensor local = ctx.empty(name, memory_class, shared.dtype(), {tokens.rows(ctx.rank()), shared.size(1)});
+  if (ctx.dry_run()) return local;
+  std::int64_t row = 0;
+  for (const IndexRange& range : tokens.positions(ctx.rank())) {
+    const std::int64_t count = range.count * tokens.batch;
+    copy(ctx, "input", shared.slice(0, range.begin * tokens.batch, count), local.slice(0, row, count));
+    row += count;
+  }
   return local;
 }
 
@@ -40,15 +44,16 @@ class BlockRank {
       : ctx_(ctx),
         data_(data),
         options_(options),
-        scheme_(make_sequence_scheme(layout)),
+        scheme_(make_sequence_scheme(layout, problem.config)),
         block_{.layer = {problem.config, data.weights, {}},
-               .tokens = {problem.seq, problem.batch, ctx.world_size()},
+               .tokens = token_shards_of(layout, problem.seq, problem.batch),
+               .groups = make_sequence_groups(ctx, layout),
                .core = core_of(problem, layout),
                .first_position = problem.first_position},
         virtual_(clock_is_virtual(options.group)) {
-    const IndexRange mine = block_.tokens.positions(ctx.rank());
-    block_.layer.rope = make_rope_rows(ctx, problem.config, problem.dtype, problem.first_position + mine.begin,
-                                       mine.count, problem.batch, problem.first_position + problem.seq);
+    block_.layer.rope =
+        make_rope_rows(ctx, problem.config, problem.dtype, problem.first_position, block_.tokens.positions(ctx.rank()),
+                       problem.batch, problem.first_position + problem.seq);
     weights_id_ = ctx.memory().allocated("weights", MemoryClass::weight, weight_bytes(data.weights));
     ctx.memory().poison = options.poison_memory;
     ctx.comm().drop_transfers(options.drop_transfers);
@@ -135,7 +140,7 @@ class BlockRank {
         options_.dump(ctx_.rank(), fmt::format("partial_grad.{}", name), gradient);
       });
     }
-    sync_gradients(ctx_, block_.layer, backward.gradients);
+    sync_gradients(ctx_, block_, backward.gradients);
     if (!options_.collect_results) return;
     results.dx = collect("dx", backward.dx);
     if (ctx_.rank() == 0) results.gradients = backward.gradients.tensors;
@@ -148,17 +153,33 @@ class BlockRank {
     ctx_.comm().drop_transfers(false);
     Tensor whole;
     if (ctx_.rank() != 0) {
-      ctx_.comm().issue_send(name, local, 0).wait();
+      for_ranges(ctx_.rank(), local,
+                 [&](const Tensor& rows, std::int64_t) { ctx_.comm().issue_send(name, rows, 0).wait(); });
     } else {
       whole = Tensor::unrecorded(name, local.dtype(), {block_.tokens.total_rows(), local.size(1)});
-      std::memcpy(whole.raw(), local.raw(), static_cast<std::size_t>(local.nbytes()));
+      for_ranges(0, local, [&](const Tensor& rows, std::int64_t begin) {
+        copy(ctx_, "collect", rows, whole.slice(0, begin, rows.size(0)));
+      });
       for (int peer = 1; peer < ctx_.world_size(); ++peer) {
-        const IndexRange rows = block_.tokens.rows(peer);
-        ctx_.comm().issue_receive(name, whole.slice(0, rows.begin, rows.count), peer).wait();
+        for (const IndexRange& range : block_.tokens.positions(peer)) {
+          const std::int64_t batch = block_.tokens.batch;
+          ctx_.comm().issue_receive(name, whole.slice(0, range.begin * batch, range.count * batch), peer).wait();
+        }
       }
     }
     ctx_.comm().drop_transfers(options_.drop_transfers);
     return whole;
+  }
+
+  /// Calls body(rows of one range of the rank's positions, their first row among all) for each of them.
+  template <class Body>
+  void for_ranges(int rank, const Tensor& local, Body&& body) const {
+    std::int64_t row = 0;
+    for (const IndexRange& range : block_.tokens.positions(rank)) {
+      const std::int64_t count = range.count * block_.tokens.batch;
+      body(local.slice(0, row, count), range.begin * block_.tokens.batch);
+      row += count;
+    }
   }
 
   RankMeasure summarise(const Times& times) {
@@ -272,10 +293,15 @@ double BlockRun::seconds() const {
   return longest;
 }
 
-BlockRun run_block(const BlockProblem& problem, const BlockData& data, const Layout& layout,
+BlockRun run_block(const BlockProblem& problem, const BlockData& data, const Layout& given,
                    const BlockRunOptions& options) {
-  if (const auto reason = why_unfit(layout, problem.config, options.group.num_ranks, problem.seq); !reason.empty()) {
+  if (const auto reason = why_unfit(given, problem.config, options.group.num_ranks, problem.seq); !reason.empty()) {
     invalid_argument("{}", reason);
+  }
+  const Layout layout = sized_layout(given, options.group.num_ranks);
+  if (data_ranks_of(layout) > 1) {
+    invalid_argument("layout '{}': replicas along dp repeat one block's work on other sequences; leave dp out",
+                     to_string(given));
   }
   BlockRun run;
   run.virtual_clock = clock_is_virtual(options.group);
@@ -293,6 +319,9 @@ BlockRun run_block(const BlockProblem& problem, const BlockData& data, const Lay
       results.ranks.push_back(measure_from(nlohmann::json::parse(text)));
     }
   });
+  // Dry ranks that split their group go on in any order.
+  std::sort(run.ranks.begin(), run.ranks.end(),
+            [](const RankMeasure& a, const RankMeasure& b) { return a.rank < b.rank; });
   return run;
 }
 

@@ -2,6 +2,7 @@
 
 #include "cost/scheme_bytes.h"
 #include "model/text.h"
+#include "sharding/sequence_layout.h"
 #include "study/weights_source.h"
 
 namespace isomer {
@@ -37,11 +38,11 @@ std::string name_of_case(const ClaimCase& c) {
 }  // namespace
 
 void ClaimRuns::check_bytes(const ClaimCase& c, const BlockRun& run) {
-  const std::string scheme = parse_layout(c.layout).innermost().name;
-  const TokenShards tokens{c.seq, 1, c.ranks};
+  const Layout layout = sized_layout(parse_layout(c.layout), c.ranks);
+  const SchemeCase block{layout, c.config, c.seq, 1, c.dtype};
   for (const RankMeasure& rank : run.ranks) {
-    const SchemeBytes sent = scheme_bytes_sent(scheme, c.config, tokens, c.dtype, rank.rank);
-    const SchemeBytes received = scheme_bytes_received(scheme, c.config, tokens, c.dtype, rank.rank);
+    const SchemeBytes sent = scheme_bytes_sent(block, rank.rank);
+    const SchemeBytes received = scheme_bytes_received(block, rank.rank);
     if (rank.bytes_forward != sent.forward || rank.bytes_backward != sent.backward ||
         rank.bytes_received_forward != received.forward || rank.bytes_received_backward != received.backward) {
       disagree(fmt::format("{}: rank {} counts {} + {} bytes sent, the closed form says {} + {}", name_of_case(c),

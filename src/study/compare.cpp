@@ -9,6 +9,7 @@
 #include "cost/scheme_bytes.h"
 #include "layers/reference/mla_block.h"
 #include "parallel/sequence/scheme.h"
+#include "sharding/sequence_layout.h"
 #include "study/machine.h"
 
 namespace isomer {
@@ -111,11 +112,11 @@ void set_bounds(std::vector<TensorError>& errors, const std::vector<TensorError>
 
 void check_accounts(const BlockProblem& problem, const Layout& layout, SchemeReport& report) {
   const int num_ranks = static_cast<int>(report.predicted.ranks.size());
-  const TokenShards tokens{problem.seq, problem.batch, num_ranks};
+  const Layout sized = sized_layout(layout, num_ranks);
   report.bytes_agree = report.peak_agrees = report.run.ranks.size() == report.predicted.ranks.size();
   for (const RankMeasure& rank : report.run.ranks) {
     const SchemeBytes closed =
-        scheme_bytes_sent(layout.innermost().name, problem.config, tokens, problem.dtype, rank.rank);
+        scheme_bytes_sent({sized, problem.config, problem.seq, problem.batch, problem.dtype}, rank.rank);
     const RankMeasure& dry = report.predicted.ranks.at(static_cast<std::size_t>(rank.rank));
     report.bytes_sent = std::max(report.bytes_sent, rank.bytes_forward + rank.bytes_backward);
     report.bytes_predicted = std::max(report.bytes_predicted, closed.total());

@@ -7,6 +7,7 @@
 
 #include "cost/op_cost.h"
 #include "full_tests.h"
+#include "sharding/sequence_layout.h"
 #include "study/block_run.h"
 
 namespace isomer {
@@ -40,7 +41,8 @@ TEST(OpCost, CountsAMultiplyAddAsTwo) {
 }
 
 SchemeBytes sent(const std::string& scheme, const std::string& model, std::int64_t seq, int ranks) {
-  return scheme_bytes_sent(scheme, load_model_config(model), {seq, 1, ranks}, DType::bf16, 0);
+  const Layout layout = sized_layout(parse_layout(scheme), ranks);
+  return scheme_bytes_sent({layout, load_model_config(model), seq, 1, DType::bf16}, 0);
 }
 
 TEST(SchemeBytes, AreThePublishedFiguresOfDeepSeekV3) {
@@ -119,18 +121,19 @@ BlockRun dry_run(const RandomBlock& block) {
 void ledger_property() {
   const RandomBlock block = random_block();
   const BlockProblem& p = block.problem;
-  const TokenShards tokens{p.seq, p.batch, block.ranks};
+  const Layout layout = sized_layout(parse_layout(block.scheme), block.ranks);
+  const SchemeCase scheme{layout, p.config, p.seq, p.batch, p.dtype};
   const BlockRun run = dry_run(block);
   RC_ASSERT(run.ranks.size() == static_cast<std::size_t>(block.ranks));
   std::int64_t sent_in_all = 0, received_in_all = 0;
   for (const RankMeasure& m : run.ranks) {
-    const SchemeBytes out = scheme_bytes_sent(block.scheme, p.config, tokens, p.dtype, m.rank);
-    const SchemeBytes in = scheme_bytes_received(block.scheme, p.config, tokens, p.dtype, m.rank);
+    const SchemeBytes out = scheme_bytes_sent(scheme, m.rank);
+    const SchemeBytes in = scheme_bytes_received(scheme, m.rank);
     RC_ASSERT(m.bytes_forward == out.forward);
     RC_ASSERT(m.bytes_backward == out.backward);
     RC_ASSERT(m.bytes_received_forward == in.forward);
     RC_ASSERT(m.bytes_received_backward == in.backward);
-    RC_ASSERT(m.bytes_gradient_sync == gradient_sync_bytes_sent(block.scheme, p.config, block.ranks, m.rank));
+    RC_ASSERT(m.bytes_gradient_sync == gradient_sync_bytes_sent(layout, p.config, m.rank));
     sent_in_all += out.total();
     received_in_all += in.total();
   }
@@ -162,10 +165,11 @@ TEST(SchemeBytes, AreTheTableForEvenShards) {
     RandomBlock block = random_block();
     const std::int64_t t = *rc::gen::inRange(1, 50);
     block.problem.seq = t * block.ranks;
-    const TokenShards tokens{block.problem.seq, 1, block.ranks};
+    const Layout layout = sized_layout(parse_layout(block.scheme), block.ranks);
+    const SchemeCase scheme{layout, block.problem.config, block.problem.seq, 1, block.problem.dtype};
     const auto expected = even_shards(block.scheme, block.problem.config, t, block.ranks, size_of(block.problem.dtype));
     for (int rank = 0; rank < block.ranks; ++rank) {
-      const auto actual = scheme_bytes_sent(block.scheme, block.problem.config, tokens, block.problem.dtype, rank);
+      const auto actual = scheme_bytes_sent(scheme, rank);
       RC_ASSERT(actual.forward == expected.forward);
       RC_ASSERT(actual.backward == expected.backward);
     }

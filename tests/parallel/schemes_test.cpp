@@ -191,10 +191,11 @@ TEST(Unfit, HeadsThatRanksDoNotDivideSayWhatWouldWork) {
 }
 
 TEST(Unfit, UnknownNamesAndOptionsAreRefused) {
-  EXPECT_THROW(make_sequence_scheme(parse_layout("lago")), std::invalid_argument);
-  EXPECT_THROW(make_sequence_scheme(parse_layout("laga:v=neither")), std::invalid_argument);
-  EXPECT_THROW(make_sequence_scheme(parse_layout("explicit:v=copy")), std::invalid_argument);
-  EXPECT_THROW(make_sequence_scheme(parse_layout("laga:2,ring:2")), std::invalid_argument);
+  const ModelConfig config = small_config(4);
+  for (const std::string text : {"lago", "laga:v=neither", "explicit:v=copy", "laga:2,dp:2,ring:2", "laga:2,laga:2",
+                                 "explicit:2,latent-ring:2", "absorbed:2,ring:2"}) {
+    EXPECT_THROW(make_sequence_scheme(parse_layout(text), config), std::invalid_argument) << text;
+  }
 }
 
 TEST(VirtualTime, OfARepetitionIsKernelsAndTheLinkOnly) {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "sharding/tokens.h"
+#include "sharding/sequence_layout.h"
 
 namespace isomer {
 namespace {
@@ -133,17 +133,83 @@ TEST(BalancedPart, PartsTileTheWholeAndDifferByOneAtMost) {
 }
 
 TEST(TokenShards, RowsOfABatchLieTogether) {
-  const TokenShards shards{.seq = 11, .batch = 3, .num_ranks = 4};  // 3, 3, 3, 2 tokens
+  const TokenShards shards{.seq = 11, .batch = 3, .ranks_per_group = 4};  // 3, 3, 3, 2 tokens
   EXPECT_EQ(shards.total_rows(), 33);
-  EXPECT_EQ(shards.positions(3).begin, 9);
-  EXPECT_EQ(shards.positions(3).count, 2);
+  ASSERT_EQ(shards.positions(3).size(), 1u);
+  EXPECT_EQ(shards.positions(3)[0].begin, 9);
+  EXPECT_EQ(shards.positions(3)[0].count, 2);
   std::int64_t row = 0;
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(shards.rows(rank).begin, row);
-    EXPECT_EQ(shards.rows(rank).count, shards.positions(rank).count * 3);
-    row = shards.rows(rank).end();
+    EXPECT_EQ(shards.rows_in_group(rank, 0).begin, row);
+    EXPECT_EQ(shards.rows_in_group(rank, 0).count, shards.positions(rank)[0].count * 3);
+    EXPECT_EQ(shards.rows(rank), shards.rows_in_group(rank, 0).count);
+    row = shards.rows_in_group(rank, 0).end();
   }
   EXPECT_EQ(row, 33);
+}
+
+TEST(TokenShards, GroupsHaveAnEarlyAndALatePart) {
+  const TokenShards shards{.seq = 16, .batch = 1, .ranks_per_group = 2, .num_groups = 2};  // parts of 4
+  const auto first = shards.group_positions(0), second = shards.group_positions(1);
+  ASSERT_EQ(first.size(), 2u);
+  EXPECT_EQ(first[0].begin, 0);
+  EXPECT_EQ(first[0].count, 4);
+  EXPECT_EQ(first[1].begin, 12);
+  EXPECT_EQ(first[1].count, 4);
+  ASSERT_EQ(second.size(), 1u);  // parts 1 and 2 are neighbours
+  EXPECT_EQ(second[0].begin, 4);
+  EXPECT_EQ(second[0].count, 8);
+  ASSERT_EQ(shards.positions(1).size(), 1u);
+  EXPECT_EQ(shards.positions(1)[0].begin, 12);
+  EXPECT_EQ(shards.rows_in_group(1, 0).begin, 4);
+}
+
+TEST(TokenShards, RanksTileTheSequence) {
+  const auto property = [] {
+    const TokenShards shards{.seq = *rc::gen::inRange(0, 90),
+                             .batch = *rc::gen::inRange(1, 4),
+                             .ranks_per_group = *rc::gen::inRange(1, 6),
+                             .num_groups = *rc::gen::inRange(1, 9)};
+    std::vector<int> owners(static_cast<std::size_t>(shards.seq));
+    for (int rank = 0; rank < shards.num_ranks(); ++rank) {
+      std::int64_t count = 0, before = -1;
+      RC_ASSERT(shards.positions(rank).size() <= 2u);
+      for (const IndexRange& range : shards.positions(rank)) {
+        RC_ASSERT(range.count > 0 && range.begin > before);
+        before = range.end();
+        count += range.count;
+        for (std::int64_t i = range.begin; i < range.end(); ++i) ++owners[static_cast<std::size_t>(i)];
+      }
+      RC_ASSERT(count == shards.count(rank));
+      RC_ASSERT(shards.rows(rank) == count * shards.batch);
+    }
+    for (const int owner : owners) RC_ASSERT(owner == 1);
+    // Causal work: an early and a late part each, and so much the same for all groups.
+    for (int group = 0; group < shards.num_groups; ++group)
+      RC_ASSERT(std::abs(shards.group_count(group) - shards.group_count(0)) <= 2);
+  };
+  EXPECT_TRUE(rc::check("every token has one owner", property));
+}
+
+TEST(SequenceLayout, AxesMakeInnerRanksGroupsAndReplicas) {
+  const SequenceLayout both = sequence_layout(parse_layout("laga:4,ring:3,dp:2"));
+  EXPECT_EQ(both.inner_ranks, 4);
+  EXPECT_EQ(both.outer_groups, 3);
+  EXPECT_EQ(both.data_replicas, 2);
+  EXPECT_EQ(both.num_ranks(), 24);
+  EXPECT_EQ(sequence_layout(parse_layout("ring:8")).outer_groups, 8);
+  EXPECT_EQ(sequence_layout(parse_layout("ring:8")).inner_ranks, 1);
+  EXPECT_EQ(sequence_layout(parse_layout("laga,dp:2"), 8).inner_ranks, 4);  // what the others leave
+  EXPECT_EQ(to_string(sized_layout(parse_layout("laga:2,ring"), 6)), "laga:2,ring:3");
+}
+
+TEST(SequenceLayout, RefusesAxesThatDoNotFitTogether) {
+  for (const std::string text :
+       {"laga:2,dp:2,ring:2", "ring:2,latent-ring:2", "laga:2,explicit:2", "laga:2,ring:2,ring:2"})
+    EXPECT_THROW(sequence_layout(parse_layout(text)), std::invalid_argument) << text;
+  EXPECT_THROW(sequence_layout(parse_layout("laga:4"), 8), std::invalid_argument);
+  EXPECT_THROW(sequence_layout(parse_layout("laga:3,ring"), 8), std::invalid_argument);
+  EXPECT_THROW(sequence_layout(parse_layout("laga,ring"), 8), std::invalid_argument);
 }
 
 TEST(HeadShards, AreEqual) {

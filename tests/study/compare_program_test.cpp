@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cost/scheme_bytes.h"
+#include "sharding/sequence_layout.h"
 #include "study/program.h"
 
 namespace isomer {
@@ -95,10 +96,10 @@ TEST(CompareProgram, DryRunOfDeepSeekV3On64RanksTakesNoTime) {
   const json report = run_with_json("--model deepseek-v3 --seq 128K --ranks 64 --dtype bf16 --dry-run", &seconds);
   EXPECT_LT(seconds, 3);  // well under a second on an idle machine
   const ModelConfig config = load_model_config("deepseek-v3");
-  const TokenShards tokens{128 * 1024, 1, 64};
   ASSERT_EQ(names_of(report), kSchemes);
   for (const auto& scheme : report.at("schemes")) {
-    const auto closed = scheme_bytes_sent(scheme.at("name").get<std::string>(), config, tokens, DType::bf16, 0);
+    const Layout layout = sized_layout(parse_layout(scheme.at("layout").get<std::string>()), 64);
+    const auto closed = scheme_bytes_sent({layout, config, 128 * 1024, 1, DType::bf16}, 0);
     EXPECT_EQ(scheme.at("bytes_sent_per_rank").get<std::int64_t>(), closed.total());
     EXPECT_EQ(scheme.at("ranks").size(), 64u);
   }
@@ -124,7 +125,7 @@ TEST(CompareProgram, RefusesWrongValuesWithWhatWouldBeRight) {
   expect_refused(tiny + "--schemes laga:v=neither", {"v=neither", "v=copy", "v=view"});
   expect_refused(tiny + "--schemes explicit:v=copy", {"explicit", "'v'"});
   expect_refused(tiny + "--schemes laga:attention=slow", {"attention=slow", "eager", "fused"});
-  expect_refused(tiny + "--schemes laga:2,ring:2", {"laga:2,ring:2", "second axis"});
+  expect_refused(tiny + "--schemes absorbed:2,ring:2", {"absorbed:2,ring:2", "ring"});
   expect_refused(tiny + "--schemes ''", {"laga"});
   expect_refused(tiny + "--frobnicate 3", {"--frobnicate", "--help"});
   expect_refused(tiny + "--dtype f16", {"--dtype", "f16", "f32", "bf16"});

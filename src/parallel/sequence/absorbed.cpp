@@ -42,18 +42,18 @@ class Absorbed : public SequenceScheme {
     FunctionScope scope(ctx);
 
     auto [q, latent] = project_forward(ctx, block.layer, x, saved->project);
-    saved->q = tokens_to_heads(ctx, block.tokens, "q", q, MemoryClass::saved);
+    saved->q = tokens_to_heads(ctx, block, "q", q, MemoryClass::saved);
     scope.release(std::move(q));
-    saved->latent = gather_rows(ctx, block.tokens, "latent", latent, MemoryClass::saved);
+    saved->latent = gather_rows(ctx, block, "latent", latent, MemoryClass::saved);
     scope.release(std::move(latent));
 
-    const auto [w_uk, w_uv] = my_up_projections(ctx, block);
+    const auto [w_uk, w_uv] = my_up_projections(block);
     absorb_queries(ctx, config, w_uk, *saved);
     saved->o_latent = attention_core_forward(ctx, block.core, core_inputs(block, *saved), saved->core);
     Tensor out = ctx.empty("o by heads", MemoryClass::workspace, saved->q.dtype(),
                            {saved->q.size(0), saved->q.size(1), config.v_head_dim});
     matmul(ctx, "W_UV õ", by_head(saved->o_latent), w_uv.transpose(1, 2), by_head(out));
-    saved->o = heads_to_tokens(ctx, block.tokens, "o", out, MemoryClass::saved);
+    saved->o = heads_to_tokens(ctx, block, "o", out, MemoryClass::saved);
     scope.release(std::move(out));
     Tensor y = output_forward(ctx, block.layer, saved->o, x);
     return {y, std::move(saved)};
@@ -63,14 +63,14 @@ class Absorbed : public SequenceScheme {
                     Tensor dy) const override {
     auto& saved = static_cast<AbsorbedSaved&>(*state);
     const auto& config = block.layer.config;
-    const IndexRange my_heads = block.head_shards().heads(ctx.rank());
+    const IndexRange my_heads = block.my_heads();
     Backward result;
 
     Tensor dout_local = output_backward(ctx, block.layer, std::move(saved.o), dy, result.gradients);
-    Tensor dout = tokens_to_heads(ctx, block.tokens, "dO", dout_local, MemoryClass::communication);
+    Tensor dout = tokens_to_heads(ctx, block, "dO", dout_local, MemoryClass::communication);
     dout_local = Tensor();
 
-    const auto [w_uk, w_uv] = my_up_projections(ctx, block);
+    const auto [w_uk, w_uv] = my_up_projections(block);
     const Tensor dkv_b = make_up_projection_gradient(ctx, block.layer, my_heads, result.gradients);
     const auto [dw_uk, dw_uv] = up_projection_views(config, dkv_b, {0, my_heads.count});
     matmul(ctx, "d W_UV", by_head(dout).transpose(1, 2), by_head(saved.o_latent), dw_uv);
@@ -103,9 +103,9 @@ class Absorbed : public SequenceScheme {
     }
     dq_absorbed = dq_rope = saved.q = Tensor();
 
-    Tensor dlatent_local = scatter_sum_rows(ctx, block.tokens, "d latent", dlatent);
+    Tensor dlatent_local = scatter_sum_rows(ctx, block, "d latent", dlatent);
     dlatent = Tensor();
-    Tensor dq_local = heads_to_tokens(ctx, block.tokens, "dQ", dq, MemoryClass::communication);
+    Tensor dq_local = heads_to_tokens(ctx, block, "dQ", dq, MemoryClass::communication);
     dq = Tensor();
     result.dx = project_backward(ctx, block.layer, std::move(saved.project), std::move(dq_local),
                                  std::move(dlatent_local), std::move(dy), result.gradients);
@@ -113,9 +113,8 @@ class Absorbed : public SequenceScheme {
   }
 
  private:
-  static UpProjectionViews my_up_projections(RankContext& ctx, const SequenceBlock& block) {
-    return up_projection_views(block.layer.config, block.layer.weights.kv_b_proj,
-                               block.head_shards().heads(ctx.rank()));
+  static UpProjectionViews my_up_projections(const SequenceBlock& block) {
+    return up_projection_views(block.layer.config, block.layer.weights.kv_b_proj, block.my_heads());
   }
 
   void absorb_queries(RankContext& ctx, const ModelConfig& config, const Tensor& w_uk, AbsorbedSaved& saved) const {
@@ -163,9 +162,7 @@ class Absorbed : public SequenceScheme {
 
 }  // namespace
 
-std::unique_ptr<SequenceScheme> make_absorbed(const LayoutAxis&) { return std::make_unique<Absorbed>(false); }
-std::unique_ptr<SequenceScheme> make_absorbed_two_product(const LayoutAxis&) {
-  return std::make_unique<Absorbed>(true);
-}
+std::unique_ptr<SequenceScheme> make_absorbed(const Layout&) { return std::make_unique<Absorbed>(false); }
+std::unique_ptr<SequenceScheme> make_absorbed_two_product(const Layout&) { return std::make_unique<Absorbed>(true); }
 
 }  // namespace isomer

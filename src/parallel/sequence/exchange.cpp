@@ -17,6 +17,11 @@ Tensor as_sent(RankContext& ctx, FunctionScope& scope, std::string_view name, co
   return packed;
 }
 
+/// Rows of an inner rank in the group's gathered rows.
+IndexRange rows_of(const SequenceBlock& block, int inner_rank) {
+  return block.tokens.rows_in_group(inner_rank, block.group());
+}
+
 /// With one rank a tensor stays where it is, and serves as what would have been received.
 Tensor kept(const Tensor& tensor, MemoryClass memory_class) {
   tensor.reclassify(memory_class);
@@ -25,67 +30,71 @@ Tensor kept(const Tensor& tensor, MemoryClass memory_class) {
 
 }  // namespace
 
-Tensor tokens_to_heads(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& local,
+Tensor tokens_to_heads(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& local,
                        MemoryClass memory_class) {
-  if (tokens.num_ranks == 1) return kept(local, memory_class);
+  const int ranks = block.groups.inner->size();
+  if (ranks == 1) return kept(local, memory_class);
   FunctionScope scope(ctx);
-  const HeadShards heads{local.size(1), tokens.num_ranks};
+  const HeadShards heads{local.size(1), ranks};
   const Tensor result =
-      ctx.empty(name, memory_class, local.dtype(), {tokens.total_rows(), heads.per_rank(), local.size(2)});
+      ctx.empty(name, memory_class, local.dtype(), {block.group_rows(), heads.per_rank(), local.size(2)});
   std::vector<Tensor> send, receive;
-  for (int peer = 0; peer < tokens.num_ranks; ++peer) {
-    const IndexRange theirs = heads.heads(peer), rows = tokens.rows(peer);
+  for (int peer = 0; peer < ranks; ++peer) {
+    const IndexRange theirs = heads.heads(peer), rows = rows_of(block, peer);
     send.push_back(as_sent(ctx, scope, name, local.slice(1, theirs.begin, theirs.count)));
     receive.push_back(result.slice(0, rows.begin, rows.count));
   }
-  ctx.comm().all_to_all(name, send, receive);
+  block.groups.inner->all_to_all(name, send, receive);
   ctx.observe(fmt::format("{} by heads", name), result);
   return result;
 }
 
-Tensor heads_to_tokens(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& by_heads,
+Tensor heads_to_tokens(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& by_heads,
                        MemoryClass memory_class) {
-  if (tokens.num_ranks == 1) return kept(by_heads, memory_class);
+  const int ranks = block.groups.inner->size();
+  if (ranks == 1) return kept(by_heads, memory_class);
   FunctionScope scope(ctx);
-  const HeadShards heads{by_heads.size(1) * tokens.num_ranks, tokens.num_ranks};
-  const IndexRange mine = tokens.rows(ctx.comm().rank());
+  const HeadShards heads{by_heads.size(1) * ranks, ranks};
+  const IndexRange mine = rows_of(block, block.inner_rank());
   const Tensor result =
       ctx.empty(name, memory_class, by_heads.dtype(), {mine.count, heads.num_heads, by_heads.size(2)});
   std::vector<Tensor> send, receive;
-  for (int peer = 0; peer < tokens.num_ranks; ++peer) {
-    const IndexRange rows = tokens.rows(peer), theirs = heads.heads(peer);
+  for (int peer = 0; peer < ranks; ++peer) {
+    const IndexRange rows = rows_of(block, peer), theirs = heads.heads(peer);
     send.push_back(as_sent(ctx, scope, name, by_heads.slice(0, rows.begin, rows.count)));
     receive.push_back(result.slice(1, theirs.begin, theirs.count));
   }
-  ctx.comm().all_to_all(name, send, receive);
+  block.groups.inner->all_to_all(name, send, receive);
   ctx.observe(name, result);
   return result;
 }
 
-Tensor gather_rows(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& local,
+Tensor gather_rows(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& local,
                    MemoryClass memory_class) {
-  if (tokens.num_ranks == 1) return kept(local, memory_class);
-  const Tensor result = ctx.empty(name, memory_class, local.dtype(), {tokens.total_rows(), local.size(1)});
+  const int ranks = block.groups.inner->size();
+  if (ranks == 1) return kept(local, memory_class);
+  const Tensor result = ctx.empty(name, memory_class, local.dtype(), {block.group_rows(), local.size(1)});
   std::vector<Tensor> receive;
-  for (int peer = 0; peer < tokens.num_ranks; ++peer) {
-    const IndexRange rows = tokens.rows(peer);
+  for (int peer = 0; peer < ranks; ++peer) {
+    const IndexRange rows = rows_of(block, peer);
     receive.push_back(result.slice(0, rows.begin, rows.count));
   }
-  ctx.comm().all_gather(name, local, receive);
+  block.groups.inner->all_gather(name, local, receive);
   ctx.observe(fmt::format("{} gathered", name), result);
   return result;
 }
 
-Tensor scatter_sum_rows(RankContext& ctx, const TokenShards& tokens, std::string_view name, const Tensor& partial) {
-  if (tokens.num_ranks == 1) return partial;
-  const IndexRange mine = tokens.rows(ctx.comm().rank());
+Tensor scatter_sum_rows(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& partial) {
+  const int ranks = block.groups.inner->size();
+  if (ranks == 1) return partial;
+  const IndexRange mine = rows_of(block, block.inner_rank());
   const Tensor result = ctx.empty(name, MemoryClass::workspace, partial.dtype(), {mine.count, partial.size(1)});
   std::vector<Tensor> send;
-  for (int peer = 0; peer < tokens.num_ranks; ++peer) {
-    const IndexRange rows = tokens.rows(peer);
+  for (int peer = 0; peer < ranks; ++peer) {
+    const IndexRange rows = rows_of(block, peer);
     send.push_back(partial.slice(0, rows.begin, rows.count));
   }
-  ctx.comm().reduce_scatter(name, send, result);
+  block.groups.inner->reduce_scatter(name, send, result);
   ctx.observe(name, result);
   return result;
 }

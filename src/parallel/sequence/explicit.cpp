@@ -35,17 +35,17 @@ class Explicit : public SequenceScheme {
                                 latent.slice(1, config.kv_lora_rank, config.qk_rope_head_dim), MemoryClass::workspace);
     saved->latent = std::move(latent);
 
-    saved->q = tokens_to_heads(ctx, block.tokens, "q", q, MemoryClass::saved);
+    saved->q = tokens_to_heads(ctx, block, "q", q, MemoryClass::saved);
     scope.release(std::move(q));
-    saved->k = tokens_to_heads(ctx, block.tokens, "k", k, MemoryClass::saved);
+    saved->k = tokens_to_heads(ctx, block, "k", k, MemoryClass::saved);
     scope.release(std::move(k));
-    saved->v = tokens_to_heads(ctx, block.tokens, "v", kv.slice(2, config.qk_nope_head_dim, config.v_head_dim),
-                               MemoryClass::saved);
+    saved->v =
+        tokens_to_heads(ctx, block, "v", kv.slice(2, config.qk_nope_head_dim, config.v_head_dim), MemoryClass::saved);
     scope.release(std::move(kv));
 
     const AttentionInputs inputs = whole_sequence_inputs(block, saved->q, saved->k, saved->v);
     Tensor out = attention_core_forward(ctx, block.core, inputs, saved->core);
-    saved->o = heads_to_tokens(ctx, block.tokens, "o", out, MemoryClass::saved);
+    saved->o = heads_to_tokens(ctx, block, "o", out, MemoryClass::saved);
     scope.release(std::move(out));
     Tensor y = output_forward(ctx, block.layer, saved->o, x);
     return {y, std::move(saved)};
@@ -59,7 +59,7 @@ class Explicit : public SequenceScheme {
     Backward result;
 
     Tensor dout_local = output_backward(ctx, block.layer, std::move(saved.o), dy, result.gradients);
-    Tensor dout = tokens_to_heads(ctx, block.tokens, "dO", dout_local, MemoryClass::communication);
+    Tensor dout = tokens_to_heads(ctx, block, "dO", dout_local, MemoryClass::communication);
     dout_local = Tensor();
 
     Tensor dq = ctx.empty("dq", MemoryClass::workspace, dy.dtype(), saved.q.shape());
@@ -69,9 +69,9 @@ class Explicit : public SequenceScheme {
                             std::move(saved.core), dout, {.dq = dq, .dk = dk, .dv = dv});
     saved.q = saved.k = saved.v = dout = Tensor();
 
-    Tensor dk_local = heads_to_tokens(ctx, block.tokens, "dK", dk, MemoryClass::communication);
+    Tensor dk_local = heads_to_tokens(ctx, block, "dK", dk, MemoryClass::communication);
     dk = Tensor();
-    Tensor dv_local = heads_to_tokens(ctx, block.tokens, "dV", dv, MemoryClass::communication);
+    Tensor dv_local = heads_to_tokens(ctx, block, "dV", dv, MemoryClass::communication);
     dv = Tensor();
     Tensor dkv =
         ctx.empty("d kv_b output", MemoryClass::workspace, dy.dtype(), {dk_local.size(0), dk_local.size(1), n + v});
@@ -84,7 +84,7 @@ class Explicit : public SequenceScheme {
     up_project_backward(ctx, block.layer, saved.latent, {0, block.layer.heads()}, dkv, dlatent, result.gradients);
     dkv = saved.latent = Tensor();
 
-    Tensor dq_local = heads_to_tokens(ctx, block.tokens, "dQ", dq, MemoryClass::communication);
+    Tensor dq_local = heads_to_tokens(ctx, block, "dQ", dq, MemoryClass::communication);
     dq = Tensor();
     result.dx = project_backward(ctx, block.layer, std::move(saved.project), std::move(dq_local), std::move(dlatent),
                                  std::move(dy), result.gradients);
@@ -94,6 +94,6 @@ class Explicit : public SequenceScheme {
 
 }  // namespace
 
-std::unique_ptr<SequenceScheme> make_explicit(const LayoutAxis&) { return std::make_unique<Explicit>(); }
+std::unique_ptr<SequenceScheme> make_explicit(const Layout&) { return std::make_unique<Explicit>(); }
 
 }  // namespace isomer

@@ -34,12 +34,12 @@ class ExplicitSharedRope : public SequenceScheme {
 
     auto [q, latent] = project_forward(ctx, block.layer, x, saved->project);
     Tensor kv = up_project_forward(ctx, block.layer, latent, all_heads, MemoryClass::workspace);
-    saved->q = tokens_to_heads(ctx, block.tokens, "q", q, MemoryClass::saved);
+    saved->q = tokens_to_heads(ctx, block, "q", q, MemoryClass::saved);
     scope.release(std::move(q));
-    Tensor k_nope = tokens_to_heads(ctx, block.tokens, "k_nope", kv.slice(2, 0, n), MemoryClass::communication);
-    saved->v = tokens_to_heads(ctx, block.tokens, "v", kv.slice(2, n, v), MemoryClass::saved);
+    Tensor k_nope = tokens_to_heads(ctx, block, "k_nope", kv.slice(2, 0, n), MemoryClass::communication);
+    saved->v = tokens_to_heads(ctx, block, "v", kv.slice(2, n, v), MemoryClass::saved);
     scope.release(std::move(kv));
-    Tensor k_pe = gather_rows(ctx, block.tokens, "k_pe", latent.slice(1, config.kv_lora_rank, config.qk_rope_head_dim),
+    Tensor k_pe = gather_rows(ctx, block, "k_pe", latent.slice(1, config.kv_lora_rank, config.qk_rope_head_dim),
                               MemoryClass::communication);
     saved->latent = std::move(latent);
     saved->k = concatenate_keys(ctx, k_nope, k_pe, MemoryClass::saved);
@@ -48,7 +48,7 @@ class ExplicitSharedRope : public SequenceScheme {
 
     const AttentionInputs inputs = whole_sequence_inputs(block, saved->q, saved->k, saved->v);
     Tensor out = attention_core_forward(ctx, block.core, inputs, saved->core);
-    saved->o = heads_to_tokens(ctx, block.tokens, "o", out, MemoryClass::saved);
+    saved->o = heads_to_tokens(ctx, block, "o", out, MemoryClass::saved);
     scope.release(std::move(out));
     Tensor y = output_forward(ctx, block.layer, saved->o, x);
     return {y, std::move(saved)};
@@ -62,7 +62,7 @@ class ExplicitSharedRope : public SequenceScheme {
     Backward result;
 
     Tensor dout_local = output_backward(ctx, block.layer, std::move(saved.o), dy, result.gradients);
-    Tensor dout = tokens_to_heads(ctx, block.tokens, "dO", dout_local, MemoryClass::communication);
+    Tensor dout = tokens_to_heads(ctx, block, "dO", dout_local, MemoryClass::communication);
     dout_local = Tensor();
 
     Tensor dq = ctx.empty("dq", MemoryClass::workspace, dy.dtype(), saved.q.shape());
@@ -75,14 +75,14 @@ class ExplicitSharedRope : public SequenceScheme {
     const DType sum_dtype = statistic_dtype(dy.dtype());
     Tensor dk_pe = ctx.empty("d k_pe", MemoryClass::workspace, sum_dtype, {dk.size(0), r});
     sum_heads(ctx, "dk_pe over heads", dk.slice(2, n, r), dk_pe);
-    Tensor dk_pe_local = scatter_sum_rows(ctx, block.tokens, "dk_pe", dk_pe);
+    Tensor dk_pe_local = scatter_sum_rows(ctx, block, "dk_pe", dk_pe);
     dk_pe = Tensor();
     Tensor dk_nope = ctx.empty("dk_nope", MemoryClass::workspace, dy.dtype(), {dk.size(0), dk.size(1), n});
     copy(ctx, "cut dk_nope", dk.slice(2, 0, n), dk_nope);
     dk = Tensor();
-    Tensor dk_local = heads_to_tokens(ctx, block.tokens, "dK_nope", dk_nope, MemoryClass::communication);
+    Tensor dk_local = heads_to_tokens(ctx, block, "dK_nope", dk_nope, MemoryClass::communication);
     dk_nope = Tensor();
-    Tensor dv_local = heads_to_tokens(ctx, block.tokens, "dV", dv, MemoryClass::communication);
+    Tensor dv_local = heads_to_tokens(ctx, block, "dV", dv, MemoryClass::communication);
     dv = Tensor();
     Tensor dkv =
         ctx.empty("d kv_b output", MemoryClass::workspace, dy.dtype(), {dk_local.size(0), dk_local.size(1), n + v});
@@ -94,7 +94,7 @@ class ExplicitSharedRope : public SequenceScheme {
     up_project_backward(ctx, block.layer, saved.latent, {0, block.layer.heads()}, dkv, dlatent, result.gradients);
     dkv = saved.latent = dk_pe_local = Tensor();
 
-    Tensor dq_local = heads_to_tokens(ctx, block.tokens, "dQ", dq, MemoryClass::communication);
+    Tensor dq_local = heads_to_tokens(ctx, block, "dQ", dq, MemoryClass::communication);
     dq = Tensor();
     result.dx = project_backward(ctx, block.layer, std::move(saved.project), std::move(dq_local), std::move(dlatent),
                                  std::move(dy), result.gradients);
@@ -104,7 +104,7 @@ class ExplicitSharedRope : public SequenceScheme {
 
 }  // namespace
 
-std::unique_ptr<SequenceScheme> make_explicit_shared_rope(const LayoutAxis&) {
+std::unique_ptr<SequenceScheme> make_explicit_shared_rope(const Layout&) {
   return std::make_unique<ExplicitSharedRope>();
 }
 

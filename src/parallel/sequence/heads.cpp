@@ -2,14 +2,19 @@
 
 namespace isomer {
 
-std::vector<TokenRun> whole_sequences(const SequenceBlock& block) {
+std::vector<TokenRun> group_runs(const SequenceBlock& block) {
+  const std::int64_t batch = block.tokens.batch;
   std::vector<TokenRun> runs;
-  for (std::int64_t b = 0; b < block.tokens.batch; ++b) {
-    runs.push_back({.row = b,
-                    .row_stride = block.tokens.batch,
-                    .length = block.tokens.seq,
-                    .position = block.first_position,
-                    .segment = static_cast<int>(b)});
+  for (std::int64_t b = 0; b < batch; ++b) {
+    std::int64_t passed = 0;
+    for (const IndexRange& range : block.tokens.group_positions(block.group())) {
+      runs.push_back({.row = passed * batch + b,
+                      .row_stride = batch,
+                      .length = range.count,
+                      .position = block.first_position + range.begin,
+                      .segment = static_cast<int>(b)});
+      passed += range.count;
+    }
   }
   return runs;
 }
@@ -21,8 +26,8 @@ AttentionInputs whole_sequence_inputs(const SequenceBlock& block, Tensor q, Tens
           .v = std::move(v),
           .q_rope = std::move(q_rope),
           .k_rope = std::move(k_rope),
-          .query_runs = whole_sequences(block),
-          .key_runs = whole_sequences(block),
+          .query_runs = group_runs(block),
+          .key_runs = group_runs(block),
           .scale = softmax_scale(block.layer.config)};
 }
 

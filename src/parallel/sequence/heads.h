@@ -5,10 +5,10 @@
 
 namespace isomer {
 
-/// One run a sequence of the batch: all S tokens, interleaved by batch.
-std::vector<TokenRun> whole_sequences(const SequenceBlock& block);
+/// One run a sequence of the batch and range of positions that the rank's group holds, of rows interleaved by batch.
+std::vector<TokenRun> group_runs(const SequenceBlock& block);
 
-/// Causal attention of whole sequences; q, k, v [S·batch, heads, width], rope parts optional.
+/// Causal attention of whole sequences (one group); q, k, v [S·batch, heads, width], rope parts optional.
 AttentionInputs whole_sequence_inputs(const SequenceBlock& block, Tensor q, Tensor k, Tensor v, Tensor q_rope = {},
                                       Tensor k_rope = {});
 

@@ -37,12 +37,12 @@ class Laga : public SequenceScheme {
     FunctionScope scope(ctx);
 
     auto [q, latent] = project_forward(ctx, block.layer, x, saved->project);
-    saved->q = tokens_to_heads(ctx, block.tokens, "q", q, MemoryClass::saved);
+    saved->q = tokens_to_heads(ctx, block, "q", q, MemoryClass::saved);
     scope.release(std::move(q));
-    saved->latent = gather_rows(ctx, block.tokens, "latent", latent, MemoryClass::saved);
+    saved->latent = gather_rows(ctx, block, "latent", latent, MemoryClass::saved);
     scope.release(std::move(latent));
 
-    const IndexRange my_heads = block.head_shards().heads(ctx.rank());
+    const IndexRange my_heads = block.my_heads();
     Tensor kv = up_project_forward(ctx, block.layer, saved->latent, my_heads,
                                    copy_values_ ? MemoryClass::workspace : MemoryClass::saved);
     saved->k =
@@ -58,7 +58,7 @@ class Laga : public SequenceScheme {
 
     const AttentionInputs inputs = whole_sequence_inputs(block, saved->q, saved->k, saved->v);
     Tensor out = attention_core_forward(ctx, block.core, inputs, saved->core);
-    saved->o = heads_to_tokens(ctx, block.tokens, "o", out, MemoryClass::saved);
+    saved->o = heads_to_tokens(ctx, block, "o", out, MemoryClass::saved);
     scope.release(std::move(out));
     Tensor y = output_forward(ctx, block.layer, saved->o, x);
     return {y, std::move(saved)};
@@ -72,7 +72,7 @@ class Laga : public SequenceScheme {
     Backward result;
 
     Tensor dout_local = output_backward(ctx, block.layer, std::move(saved.o), dy, result.gradients);
-    Tensor dout = tokens_to_heads(ctx, block.tokens, "dO", dout_local, MemoryClass::communication);
+    Tensor dout = tokens_to_heads(ctx, block, "dO", dout_local, MemoryClass::communication);
     dout_local = Tensor();
 
     Tensor dq = ctx.empty("dq", MemoryClass::workspace, dy.dtype(), saved.q.shape());
@@ -90,13 +90,13 @@ class Laga : public SequenceScheme {
     copy(ctx, "join dk_nope", dk.slice(2, 0, n), dkv.slice(2, 0, n));
     copy(ctx, "join dv", dv, dkv.slice(2, n, v));
     dk = dv = Tensor();
-    const IndexRange my_heads = block.head_shards().heads(ctx.rank());
+    const IndexRange my_heads = block.my_heads();
     up_project_backward(ctx, block.layer, saved.latent, my_heads, dkv, dlatent, result.gradients);
     dkv = saved.latent = Tensor();
-    Tensor dlatent_local = scatter_sum_rows(ctx, block.tokens, "d latent", dlatent);
+    Tensor dlatent_local = scatter_sum_rows(ctx, block, "d latent", dlatent);
     dlatent = Tensor();
 
-    Tensor dq_local = heads_to_tokens(ctx, block.tokens, "dQ", dq, MemoryClass::communication);
+    Tensor dq_local = heads_to_tokens(ctx, block, "dQ", dq, MemoryClass::communication);
     dq = Tensor();
     result.dx = project_backward(ctx, block.layer, std::move(saved.project), std::move(dq_local),
                                  std::move(dlatent_local), std::move(dy), result.gradients);
@@ -109,9 +109,8 @@ class Laga : public SequenceScheme {
 
 }  // namespace
 
-std::unique_ptr<SequenceScheme> make_laga(const LayoutAxis& axis) {
-  const auto option = axis.options.find("v");
-  const std::string v = option == axis.options.end() ? "copy" : option->second;
+std::unique_ptr<SequenceScheme> make_laga(const Layout& layout) {
+  const std::string v = layout.option("v", "copy");
   if (v != "copy" && v != "view") invalid_argument("laga: v={}; it takes v=copy or v=view", v);
   return std::make_unique<Laga>(v == "copy");
 }

@@ -10,19 +10,27 @@
 
 #include "layers/attention_core.h"
 #include "layers/mla.h"
+#include "parallel/sequence/groups.h"
 #include "sharding/layout.h"
 #include "sharding/tokens.h"
 
 namespace isomer {
 
-/// What a scheme is given: the layer with cos and sin of the rank's own tokens, and who owns which tokens.
+/// What a scheme is given: the layer with cos and sin of the rank's own tokens, who owns which tokens, and who talks to
+/// whom.
 struct SequenceBlock {
   AttentionLayer layer;
   TokenShards tokens;
+  SequenceGroups groups;
   AttentionCore core = AttentionCore::fused;
   std::int64_t first_position = 0;
 
-  HeadShards head_shards() const { return {layer.heads(), tokens.num_ranks}; }
+  int inner_rank() const { return groups.inner->rank(); }  // index in the group
+  int group() const { return groups.outer->rank(); }
+  std::int64_t group_rows() const { return tokens.group_rows(group()); }
+  /// Heads are spread over the inner ranks.
+  HeadShards head_shards() const { return {layer.heads(), tokens.ranks_per_group}; }
+  IndexRange my_heads() const { return head_shards().heads(inner_rank()); }
 };
 
 class SequenceScheme {
@@ -40,30 +48,33 @@ class SequenceScheme {
     BlockGradients gradients;  // this rank's share; summed over ranks by sync_gradients
   };
   virtual ~SequenceScheme() = default;
-  /// x [T, D] with T = tokens.rows(rank).count.
+  /// x [T, D] with T = tokens.rows(rank).
   virtual Forward forward(RankContext& ctx, const SequenceBlock& block, Tensor x) const = 0;
   virtual Backward backward(RankContext& ctx, const SequenceBlock& block, std::unique_ptr<Saved> saved,
                             Tensor dy) const = 0;
 };
 
-/// Names of the schemes, in the order of reports.
-const std::vector<std::string>& sequence_scheme_names();
+/// Names of the schemes for one kind of attention, in the order of reports.
+const std::vector<std::string>& sequence_scheme_names(AttentionKind kind = AttentionKind::mla);
 
-/// The scheme of a layout ("laga:4,v=view"). Throws std::invalid_argument for an unknown name or option.
-std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout);
+/// The scheme of a layout ("laga:4,v=view", "laga:4,ring:2") for this model's kind of attention. Throws
+/// std::invalid_argument for an unknown name or option, or axes that don't belong together.
+std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout, const ModelConfig& config);
 
-/// Why a layout can't run this model on so many ranks, with what would fit; empty if it can.
+/// Why a layout can't run this model on so many ranks (data-parallel replicas included), with what would fit; empty if
+/// it can. Throws as make_sequence_scheme does.
 std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_ranks, std::int64_t seq);
 
-/// Sums the parameter gradients over the ranks (all-reduce in float32; kv_b_proj gathered instead where each rank holds
-/// complete gradients of its own heads). Phase gradient_sync.
-void sync_gradients(RankContext& ctx, const AttentionLayer& layer, BlockGradients& gradients);
+/// Sums the parameter gradients over all ranks of all replicas (all-reduce in float32; where each rank holds the
+/// gradient of its own heads' rows of kv_b_proj, those are summed over the ranks that hold the same heads and then
+/// gathered inside the inner group). Phase gradient_sync.
+void sync_gradients(RankContext& ctx, const SequenceBlock& block, BlockGradients& gradients);
 
 // The factories, one a file.
-std::unique_ptr<SequenceScheme> make_explicit(const LayoutAxis& axis);
-std::unique_ptr<SequenceScheme> make_explicit_shared_rope(const LayoutAxis& axis);
-std::unique_ptr<SequenceScheme> make_absorbed(const LayoutAxis& axis);
-std::unique_ptr<SequenceScheme> make_absorbed_two_product(const LayoutAxis& axis);
-std::unique_ptr<SequenceScheme> make_laga(const LayoutAxis& axis);
+std::unique_ptr<SequenceScheme> make_explicit(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_explicit_shared_rope(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_absorbed(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_absorbed_two_product(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_laga(const Layout& layout);
 
 }  // namespace isomer
