@@ -21,7 +21,9 @@ const std::vector<Entry>& entries(AttentionKind kind) {
       {"absorbed", make_absorbed, {}, {}}, {"absorbed-two-product", make_absorbed_two_product, {}, {}},
       {"laga", make_laga, {"v"}, {}},
   };
-  static const std::vector<Entry> grouped_query = {};
+  static const std::vector<Entry> grouped_query = {
+      {"explicit", make_explicit_gqa, {}, {}},
+  };
   return kind == AttentionKind::mla ? latent : grouped_query;
 }
 
@@ -53,6 +55,15 @@ void check_options(const Layout& layout, const Entry& entry) {
   }
 }
 
+/// True for a scheme that only the other kind of attention has.
+bool is_for_other_attention(const Layout& layout, AttentionKind kind) {
+  const auto has = [&](AttentionKind k) {
+    return std::any_of(entries(k).begin(), entries(k).end(),
+                       [&](const Entry& e) { return e.name == layout.innermost().name; });
+  };
+  return !has(kind) && has(kind == AttentionKind::mla ? AttentionKind::gqa : AttentionKind::mla);
+}
+
 /// Divisors of `heads` up to it, as text.
 std::string divisors(std::int64_t heads) {
   std::vector<std::int64_t> found;
@@ -81,6 +92,11 @@ std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout, const
 }
 
 std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_ranks, std::int64_t seq) {
+  if (is_for_other_attention(layout, config.attention)) {
+    const bool latent = config.attention == AttentionKind::mla;
+    return fmt::format("'{}' is a scheme for {} attention; {} has {}", to_string(layout),
+                       latent ? "grouped-query" : "latent", config.name, latent ? "latent" : "grouped-query");
+  }
   entry_of(layout, config.attention);
   SequenceLayout axes;
   try {
