@@ -6,6 +6,7 @@
 #include "cost/op_cost.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/dispatch.h"
+#include "kernels/row_tasks.h"
 
 namespace isomer {
 
@@ -14,17 +15,7 @@ namespace {
 using cpu::row_kernels;
 using cpu::Statistic;
 
-constexpr std::int64_t kRowsPerTask = 64;
 constexpr std::int64_t kColumnsPerTask = 512;
-
-/// body(row) for all rows, kRowsPerTask rows a task.
-template <class Body>
-void for_rows(RankContext& ctx, std::int64_t num_rows, Body&& body) {
-  ctx.threads().parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, [&](std::int64_t task, int) {
-    const std::int64_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
-    for (std::int64_t row = task * kRowsPerTask; row < end; ++row) body(row);
-  });
-}
 
 /// body(begin, count) for blocks of columns; each block is summed over all rows in order by one thread.
 template <class Body>
@@ -33,17 +24,6 @@ void for_column_blocks(RankContext& ctx, std::int64_t width, Body&& body) {
     const std::int64_t begin = task * kColumnsPerTask;
     body(begin, std::min(kColumnsPerTask, width - begin));
   });
-}
-
-void check_rows(std::string_view name, const Tensor& t, std::int64_t num_rows, std::int64_t width) {
-  ISOMER_CHECK(t.dim() == 2 && t.size(0) == num_rows && t.size(1) == width && (width <= 1 || t.stride(1) == 1),
-               "{}: shape {} strides {}, expected [{}, {}] with unit inner stride", name, to_string(t.shape()),
-               to_string(t.strides()), num_rows, width);
-}
-
-template <class T>
-T* row_of(const Tensor& t, std::int64_t row) {
-  return t.data<T>() + row * t.stride(0);
 }
 
 /// Views of 1 to 3 axes as [outer, middle, inner].

@@ -5,6 +5,7 @@
 #include "cost/op_cost.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/dispatch.h"
+#include "kernels/gemm_tile.h"
 
 namespace isomer {
 
@@ -50,6 +51,19 @@ cpu::GemmOperand operand(const Tensor& t) {
 
 }  // namespace
 
+void multiply_tile(const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate) {
+  cpu::gemm({.m = c.size(0),
+             .n = c.size(1),
+             .k = a.size(1),
+             .in = a.dtype(),
+             .out = c.dtype(),
+             .a = operand(a),
+             .b = operand(b),
+             .c = c.raw(),
+             .ldc = c.size(0) == 1 ? c.size(1) : c.stride(0),
+             .accumulate = accumulate});
+}
+
 void matmul(RankContext& ctx, std::string_view name, const Tensor& a, const Tensor& b, const Tensor& c,
             bool accumulate) {
   validate(name, a, b, c, accumulate);
@@ -66,16 +80,7 @@ void matmul(RankContext& ctx, std::string_view name, const Tensor& a, const Tens
       const Tensor tile_a = at_batch(a, index).slice(0, begin_m, rows);
       const Tensor tile_b = at_batch(b, index).slice(1, begin_n, columns);
       const Tensor tile_c = at_batch(c, index).slice(0, begin_m, rows).slice(1, begin_n, columns);
-      cpu::gemm({.m = rows,
-                 .n = columns,
-                 .k = k,
-                 .in = a.dtype(),
-                 .out = c.dtype(),
-                 .a = operand(tile_a),
-                 .b = operand(tile_b),
-                 .c = tile_c.raw(),
-                 .ldc = rows == 1 ? columns : tile_c.stride(0),
-                 .accumulate = accumulate});
+      multiply_tile(tile_a, tile_b, tile_c, accumulate);
     });
   });
 }

@@ -1,9 +1,13 @@
 // Embedding, last norm, head and cross-entropy on one rank's tokens. The logits of a long sequence never stand in
-// memory at once: the loss is computed in chunks of tokens, its gradient in the same pass.
+// memory at once: the loss is computed in chunks of tokens, its gradient in the same pass. Logits are float32 (float64
+// for float64), divided by hidden_size/dim_model_base where the configuration has one; their gradient is rounded to the
+// operands' dtype for the products. Results don't depend on the number of threads. Another chunk_rows regroups the sums
+// of dlm_head and dnorm, and may change a product's kernel: results agree to rounding, not to the bit.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "core/rank_context.h"
 #include "model/config.h"
@@ -40,8 +44,8 @@ struct HeadGradients {
   Tensor dnorm;     // [D] float32, out
   Tensor dlm_head;  // [V, D] float32, added to
 };
-/// The same, with the gradient of scale·loss_sum. Workspace is chunk_rows·V (chunk_rows 0: as many rows as make about
-/// 32 MiB of float32 logits, at least 16).
+/// The same, with the gradient of scale·loss_sum. A tied head is given the embedding's gradient as dlm_head. Workspace
+/// is chunk_rows·V (chunk_rows 0: as many rows as make about 32 MiB of float32 logits, at least 16).
 HeadLoss head_loss_and_gradients(RankContext& ctx, const HeadLayer& layer, const Tensor& x,
                                  std::span<const std::int32_t> targets, double scale, const HeadGradients& gradients,
                                  std::int64_t chunk_rows = 0);

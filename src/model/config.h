@@ -2,6 +2,7 @@
 // computed once and here.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -77,6 +78,10 @@ struct ModelConfig {
   std::int64_t value_head_dim() const { return attention == AttentionKind::mla ? v_head_dim : head_dim; }
   /// Rotated elements of a query or key: r, or the whole head_dim for GQA.
   std::int64_t rope_dim() const { return attention == AttentionKind::mla ? qk_rope_head_dim : head_dim; }
+  /// What a residual branch is multiplied by (MiniCPM3): scale_depth/√num_hidden_layers; 1 without scale_depth.
+  double residual_scale() const {
+    return scale_depth > 0 ? scale_depth / std::sqrt(static_cast<double>(num_hidden_layers)) : 1;
+  }
   bool is_moe_layer(std::int64_t layer) const { return moe.n_routed_experts > 0 && layer >= moe.first_k_dense_replace; }
 };
 

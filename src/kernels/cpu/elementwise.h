@@ -23,6 +23,11 @@ struct StatisticOf<double> {
 template <class T>
 using Statistic = typename StatisticOf<T>::type;
 
+struct TokenLoss {
+  double loss;      // nats
+  bool greedy_hit;  // the target has the largest logit, and the lowest index of those that have
+};
+
 template <class T>
 struct RowKernels {
   using S = Statistic<T>;
@@ -51,6 +56,19 @@ struct RowKernels {
   /// out = scale·(a + b); `b` may be null; in place allowed.
   void (*scaled_sum)(const T* a, const T* b, S scale, std::int64_t width, T* out);
   void (*add_wide)(const S* a, const T* b, std::int64_t width, S* out);
+  /// out += scale·a.
+  void (*add_scaled)(const T* a, S scale, std::int64_t width, S* out);
+  S (*dot)(const T* a, const T* b, std::int64_t width);
+  /// out = σ(x); in place allowed.
+  void (*sigmoid)(const T* x, std::int64_t width, T* out);
+  /// out = SiLU(gate)∘up; in place allowed.
+  void (*silu_mul)(const T* gate, const T* up, std::int64_t width, T* out);
+  /// dgate = dout∘up∘SiLU'(gate), dup = dout∘SiLU(gate); in place of gate and up allowed.
+  void (*silu_mul_backward)(const T* gate, const T* up, const T* dout, std::int64_t width, T* dgate, T* dup);
+  /// −ln softmax(logit_scale·logits)[target], logit_scale > 0; sums in lanes of S. With `dlogits` also gradient_scale
+  /// times its gradient by the logits; the logits are destroyed then, and may be dlogits themselves.
+  TokenLoss (*cross_entropy)(S* logits, std::int64_t width, S logit_scale, std::int64_t target, S gradient_scale,
+                             T* dlogits);
 };
 
 enum class InstructionSet : std::uint8_t { baseline, avx2, avx512 };

@@ -121,23 +121,32 @@ inline float exponential(float x) {
   return x < -87.0f ? 0.0f : p * __builtin_bit_cast(float, bits);
 }
 
+/// The largest of [0, width), width > 0; NaN is passed over unless it comes first.
+template <class T>
+inline Statistic<T> lane_maximum(const T* x, std::int64_t width) {
+  using S = Statistic<T>;
+  constexpr int lanes = kLanes<T>;
+  S maxima[lanes];
+  for (auto& maximum : maxima) maximum = load(x);
+  std::int64_t i = 0;
+  for (; i + lanes <= width; i += lanes) {
+    for (int lane = 0; lane < lanes; ++lane) {
+      const S value = load(x + i + lane);
+      maxima[lane] = value > maxima[lane] ? value : maxima[lane];
+    }
+  }
+  for (; i < width; ++i) maxima[0] = load(x + i) > maxima[0] ? load(x + i) : maxima[0];
+  S maximum = maxima[0];
+  for (const S candidate : maxima) maximum = candidate > maximum ? candidate : maximum;
+  return maximum;
+}
+
 template <class T>
 void softmax(const T* scores, Statistic<T> scale, std::int64_t valid, std::int64_t width, T* out) {
   using S = Statistic<T>;
   constexpr int lanes = kLanes<T>;
   if (valid > 0) {
-    S maxima[lanes];
-    for (auto& maximum : maxima) maximum = load(scores);
-    std::int64_t i = 0;
-    for (; i + lanes <= valid; i += lanes) {
-      for (int lane = 0; lane < lanes; ++lane) {
-        const S value = load(scores + i + lane);
-        maxima[lane] = value > maxima[lane] ? value : maxima[lane];
-      }
-    }
-    for (; i < valid; ++i) maxima[0] = load(scores + i) > maxima[0] ? load(scores + i) : maxima[0];
-    S maximum = maxima[0];
-    for (const S candidate : maxima) maximum = candidate > maximum ? candidate : maximum;
+    const S maximum = lane_maximum(scores, valid);
     const S sum =
         lane_sum<S, lanes>(valid, [&](std::int64_t j) { return exponential(scale * (load(scores + j) - maximum)); });
     const S inverse = S(1) / sum;
@@ -175,6 +184,73 @@ void scaled_sum(const T* a, const T* b, Statistic<T> scale, std::int64_t width, 
 }
 
 template <class T>
+void add_scaled(const T* a, Statistic<T> scale, std::int64_t width, Statistic<T>* out) {
+  for (std::int64_t i = 0; i < width; ++i) out[i] += scale * load(a + i);
+}
+
+template <class T>
+Statistic<T> dot(const T* a, const T* b, std::int64_t width) {
+  return lane_sum<Statistic<T>, kLanes<T>>(width, [&](std::int64_t i) { return load(a + i) * load(b + i); });
+}
+
+/// σ(x) through e^−|x|, which can't overflow.
+template <class S>
+inline S logistic(S x) {
+  const S e = exponential(x < S(0) ? x : -x);
+  const S numerator = x < S(0) ? e : S(1);
+  return numerator / (S(1) + e);
+}
+
+template <class T>
+void sigmoid(const T* x, std::int64_t width, T* out) {
+  for (std::int64_t i = 0; i < width; ++i) store(out + i, logistic(load(x + i)));
+}
+
+template <class T>
+void silu_mul(const T* gate, const T* up, std::int64_t width, T* out) {
+  for (std::int64_t i = 0; i < width; ++i) {
+    const Statistic<T> g = load(gate + i);
+    store(out + i, g * logistic(g) * load(up + i));
+  }
+}
+
+template <class T>
+void silu_mul_backward(const T* gate, const T* up, const T* dout, std::int64_t width, T* dgate, T* dup) {
+  using S = Statistic<T>;
+  for (std::int64_t i = 0; i < width; ++i) {
+    const S g = load(gate + i), u = load(up + i), d = load(dout + i), sigma = logistic(g);
+    store(dgate + i, d * u * sigma * (S(1) + g * (S(1) - sigma)));
+    store(dup + i, d * g * sigma);
+  }
+}
+
+template <class T>
+TokenLoss cross_entropy(Statistic<T>* logits, std::int64_t width, Statistic<T> logit_scale, std::int64_t target,
+                        Statistic<T> gradient_scale, T* dlogits) {
+  using S = Statistic<T>;
+  constexpr int lanes = kLanes<T>;
+  const S maximum = lane_maximum(logits, width), at_target = logits[target];
+  int equal_before = 0;
+  if (at_target == maximum) {
+    for (std::int64_t i = 0; i < target; ++i) equal_before += logits[i] == maximum ? 1 : 0;
+  }
+  const auto power = [&](std::int64_t i) { return exponential(logit_scale * (logits[i] - maximum)); };
+  S sum;
+  if (dlogits != nullptr) {
+    sum = lane_sum<S, lanes>(width, [&](std::int64_t i) { return logits[i] = power(i); });
+    const S full = gradient_scale * logit_scale, factor = full / sum;
+    const S of_target = logits[target] * factor - full;
+    for (std::int64_t i = 0; i < width; ++i) store(dlogits + i, logits[i] * factor);
+    store(dlogits + target, of_target);
+  } else {
+    sum = lane_sum<S, lanes>(width, power);
+  }
+  const double above = static_cast<double>(maximum) - static_cast<double>(at_target);
+  return {std::log(static_cast<double>(sum)) + static_cast<double>(logit_scale) * above,
+          at_target == maximum && equal_before == 0};
+}
+
+template <class T>
 constexpr RowKernels<T> make_row_kernels() {
   using S = Statistic<T>;
   return {.rms_norm_forward = rms_norm_forward<T>,
@@ -189,7 +265,13 @@ constexpr RowKernels<T> make_row_kernels() {
           .narrow = convert<S, T>,
           .add = add<T, T>,
           .scaled_sum = scaled_sum<T>,
-          .add_wide = add<S, T>};
+          .add_wide = add<S, T>,
+          .add_scaled = add_scaled<T>,
+          .dot = dot<T>,
+          .sigmoid = sigmoid<T>,
+          .silu_mul = silu_mul<T>,
+          .silu_mul_backward = silu_mul_backward<T>,
+          .cross_entropy = cross_entropy<T>};
 }
 
 }  // namespace
