@@ -1,5 +1,6 @@
 #include "layers/mla.h"
 
+#include <cstring>
 #include <utility>
 
 #include "kernels/matmul.h"
@@ -212,13 +213,21 @@ Tensor make_up_projection_gradient(RankContext& ctx, const AttentionLayer& layer
   return gradients.tensors.kv_b_proj;
 }
 
+void zero_up_projection_gradient(RankContext& ctx, const AttentionLayer& layer, IndexRange heads,
+                                 BlockGradients& gradients) {
+  const Tensor gradient = make_up_projection_gradient(ctx, layer, heads, gradients);
+  if (!ctx.dry_run() && gradient.numel() > 0)
+    std::memset(gradient.raw(), 0, static_cast<std::size_t>(gradient.nbytes()));
+}
+
 void up_project_backward(RankContext& ctx, const AttentionLayer& layer, const Tensor& latent, IndexRange heads,
-                         const Tensor& dkv, const Tensor& dlatent, BlockGradients& gradients) {
+                         const Tensor& dkv, const Tensor& dlatent, BlockGradients& gradients, bool accumulate) {
   const std::int64_t width = layer.config.qk_nope_head_dim + layer.config.v_head_dim;
   const Tensor dkv_rows = dkv.flatten(1, 2);
   const Tensor weight = layer.weights.kv_b_proj.slice(0, heads.begin * width, heads.count * width);
   matmul(ctx, "d kv_b_proj", dkv_rows.transpose(0, 1), latent_part(layer.config, latent),
-         make_up_projection_gradient(ctx, layer, heads, gradients));
+         accumulate ? gradients.tensors.kv_b_proj : make_up_projection_gradient(ctx, layer, heads, gradients),
+         accumulate);
   matmul(ctx, "dx kv_b_proj", dkv_rows, weight, latent_part(layer.config, dlatent));
 }
 

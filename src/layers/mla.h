@@ -32,9 +32,9 @@ Tensor project_backward(RankContext& ctx, const AttentionLayer& layer, ProjectSa
 Tensor up_project_forward(RankContext& ctx, const AttentionLayer& layer, const Tensor& latent, IndexRange heads,
                           MemoryClass memory_class);
 /// From dkv [T, heads.count, n + v]: dĉ into dlatent[:, :d] (float32, overwritten), and the gradient of kv_b_proj's
-/// rows.
+/// rows; with `accumulate` that is added to what zero_up_projection_gradient made.
 void up_project_backward(RankContext& ctx, const AttentionLayer& layer, const Tensor& latent, IndexRange heads,
-                         const Tensor& dkv, const Tensor& dlatent, BlockGradients& gradients);
+                         const Tensor& dkv, const Tensor& dlatent, BlockGradients& gradients, bool accumulate = false);
 
 /// y = x + attention·W_oᵀ (+ bias); attention [T, h, v], x and y [T, D]. This stage serves grouped-query attention too,
 /// whose v is head_dim.
@@ -51,5 +51,8 @@ UpProjectionViews up_projection_views(const ModelConfig& config, const Tensor& k
 /// A gradient tensor for the up-projections of `heads`, [heads.count·(n + v), d], registered in `gradients`.
 Tensor make_up_projection_gradient(RankContext& ctx, const AttentionLayer& layer, IndexRange heads,
                                    BlockGradients& gradients);
+/// The same, filled with zeros.
+void zero_up_projection_gradient(RankContext& ctx, const AttentionLayer& layer, IndexRange heads,
+                                 BlockGradients& gradients);
 
 }  // namespace isomer

@@ -15,6 +15,8 @@
 #include "kernels/matmul.h"
 #include "parallel/sequence/exchange.h"
 #include "parallel/sequence/heads.h"
+#include "parallel/sequence/recompute.h"
+#include "parallel/sequence/ring_attention.h"
 
 namespace isomer {
 
@@ -34,7 +36,7 @@ Tensor by_head(const Tensor& t) { return t.transpose(0, 1); }
 
 class Absorbed : public SequenceScheme {
  public:
-  explicit Absorbed(bool two_products) : two_products_(two_products) {}
+  Absorbed(bool two_products, Recompute recompute) : two_products_(two_products), recompute_(recompute) {}
 
   Forward forward(RankContext& ctx, const SequenceBlock& block, Tensor x) const override {
     const auto& config = block.layer.config;
@@ -53,6 +55,10 @@ class Absorbed : public SequenceScheme {
     Tensor out = ctx.empty("o by heads", MemoryClass::workspace, saved->q.dtype(),
                            {saved->q.size(0), saved->q.size(1), config.v_head_dim});
     matmul(ctx, "W_UV õ", by_head(saved->o_latent), w_uv.transpose(1, 2), by_head(out));
+    if (recompute_ == Recompute::attention) {
+      drop_core(saved->core, saved->o_latent);
+      scope.release(std::move(saved->o_latent));
+    }
     saved->o = heads_to_tokens(ctx, block, "o", out, MemoryClass::saved);
     scope.release(std::move(out));
     Tensor y = output_forward(ctx, block.layer, saved->o, x);
@@ -70,6 +76,9 @@ class Absorbed : public SequenceScheme {
     Tensor dout = tokens_to_heads(ctx, block, "dO", dout_local, MemoryClass::communication);
     dout_local = Tensor();
 
+    if (!saved.o_latent) {
+      saved.o_latent = attention_core_forward(ctx, block.core, core_inputs(block, saved), saved.core);
+    }
     const auto [w_uk, w_uv] = my_up_projections(block);
     const Tensor dkv_b = make_up_projection_gradient(ctx, block.layer, my_heads, result.gradients);
     const auto [dw_uk, dw_uv] = up_projection_views(config, dkv_b, {0, my_heads.count});
@@ -158,11 +167,16 @@ class Absorbed : public SequenceScheme {
   }
 
   bool two_products_;
+  Recompute recompute_;
 };
 
 }  // namespace
 
-std::unique_ptr<SequenceScheme> make_absorbed(const Layout&) { return std::make_unique<Absorbed>(false); }
-std::unique_ptr<SequenceScheme> make_absorbed_two_product(const Layout&) { return std::make_unique<Absorbed>(true); }
+std::unique_ptr<SequenceScheme> make_absorbed(const Layout& layout) {
+  return std::make_unique<Absorbed>(false, recompute_of(layout));
+}
+std::unique_ptr<SequenceScheme> make_absorbed_two_product(const Layout& layout) {
+  return std::make_unique<Absorbed>(true, recompute_of(layout));
+}
 
 }  // namespace isomer

@@ -110,4 +110,38 @@ Tensor scatter_sum_rows(RankContext& ctx, const SequenceBlock& block, std::strin
   return result;
 }
 
+IndexRange rows_of_group(const SequenceBlock& block, int group) {
+  IndexRange rows{0, block.tokens.group_rows(group)};
+  for (int before = 0; before < group; ++before) rows.begin += block.tokens.group_rows(before);
+  return rows;
+}
+
+GatheredRows issue_gather_over_groups(RankContext& ctx, const SequenceBlock& block, std::string_view name,
+                                      const Tensor& local, MemoryClass memory_class) {
+  const int groups = block.groups.outer->size();
+  if (groups == 1) return {kept(local, memory_class), {}};
+  const Tensor result = ctx.empty(name, memory_class, local.dtype(), {block.tokens.total_rows(), local.size(1)});
+  std::vector<Tensor> receive;
+  for (int group = 0; group < groups; ++group) {
+    const IndexRange rows = rows_of_group(block, group);
+    receive.push_back(result.slice(0, rows.begin, rows.count));
+  }
+  return {result, block.groups.outer->issue_all_gather(name, local, receive)};
+}
+
+Tensor scatter_sum_over_groups(RankContext& ctx, const SequenceBlock& block, std::string_view name,
+                               const Tensor& partial) {
+  const int groups = block.groups.outer->size();
+  if (groups == 1) return partial;
+  const Tensor result = ctx.empty(name, MemoryClass::workspace, partial.dtype(), {block.group_rows(), partial.size(1)});
+  std::vector<Tensor> send;
+  for (int group = 0; group < groups; ++group) {
+    const IndexRange rows = rows_of_group(block, group);
+    send.push_back(partial.slice(0, rows.begin, rows.count));
+  }
+  block.groups.outer->reduce_scatter(name, send, result);
+  ctx.observe(name, result);
+  return result;
+}
+
 }  // namespace isomer

@@ -6,6 +6,7 @@
 
 #include <string_view>
 
+#include "comm/communicator.h"
 #include "parallel/sequence/scheme.h"
 
 namespace isomer {
@@ -25,5 +26,18 @@ Tensor gather_rows(RankContext& ctx, const SequenceBlock& block, std::string_vie
                    MemoryClass memory_class);
 /// [S', w] partial sums of every rank → [T, w], the sum for the rank's tokens (reduce-scatter).
 Tensor scatter_sum_rows(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& partial);
+
+/// Rows of `group` where those of all groups follow one another (schemes in which a rank keeps all heads).
+IndexRange rows_of_group(const SequenceBlock& block, int group);
+/// [T, w] → [S·batch, w] over the outer groups, under way: `rows` may be read once `work` was waited for.
+struct GatheredRows {
+  Tensor rows;
+  Work work;
+};
+GatheredRows issue_gather_over_groups(RankContext& ctx, const SequenceBlock& block, std::string_view name,
+                                      const Tensor& local, MemoryClass memory_class);
+/// [S·batch, w] partial sums of every group → [T, w] (reduce-scatter).
+Tensor scatter_sum_over_groups(RankContext& ctx, const SequenceBlock& block, std::string_view name,
+                               const Tensor& partial);
 
 }  // namespace isomer

@@ -4,10 +4,15 @@
 //   x → q, ĉ|k_pe → k, v   ──all-to-all Q, K, V──▶    attention
 //   y = x + W_o o          ◀──all-to-all O──────────   o
 //
-// The backward runs the same arrows the other way: all-to-all dO, then dQ, dK, dV.
+// The backward runs the same arrows the other way: all-to-all dO, then dQ, dK, dV. With a second axis,
+// explicit:P,ring:G, tokens are those of a group of P ranks, and K and V of the rank's heads pass round the G groups
+// (ring_attention.h).
 #include "kernels/elementwise.h"
 #include "parallel/sequence/exchange.h"
 #include "parallel/sequence/heads.h"
+#include "parallel/sequence/partial_attention.h"
+#include "parallel/sequence/recompute.h"
+#include "parallel/sequence/ring_attention.h"
 
 namespace isomer {
 
@@ -23,6 +28,8 @@ struct ExplicitSaved : SequenceScheme::Saved {
 
 class Explicit : public SequenceScheme {
  public:
+  explicit Explicit(Recompute recompute) : recompute_(recompute) {}
+
   Forward forward(RankContext& ctx, const SequenceBlock& block, Tensor x) const override {
     const auto& config = block.layer.config;
     const IndexRange all_heads{0, block.layer.heads()};
@@ -43,8 +50,8 @@ class Explicit : public SequenceScheme {
         tokens_to_heads(ctx, block, "v", kv.slice(2, config.qk_nope_head_dim, config.v_head_dim), MemoryClass::saved);
     scope.release(std::move(kv));
 
-    const AttentionInputs inputs = whole_sequence_inputs(block, saved->q, saved->k, saved->v);
-    Tensor out = attention_core_forward(ctx, block.core, inputs, saved->core);
+    Tensor out = group_attention_forward(ctx, block, saved->q, saved->k, saved->v, saved->core);
+    if (recompute_ == Recompute::attention) drop_core(saved->core, out);
     saved->o = heads_to_tokens(ctx, block, "o", out, MemoryClass::saved);
     scope.release(std::move(out));
     Tensor y = output_forward(ctx, block.layer, saved->o, x);
@@ -62,13 +69,11 @@ class Explicit : public SequenceScheme {
     Tensor dout = tokens_to_heads(ctx, block, "dO", dout_local, MemoryClass::communication);
     dout_local = Tensor();
 
-    Tensor dq = ctx.empty("dq", MemoryClass::workspace, dy.dtype(), saved.q.shape());
-    Tensor dk = ctx.empty("dk", MemoryClass::workspace, dy.dtype(), saved.k.shape());
-    Tensor dv = ctx.empty("dv", MemoryClass::workspace, dy.dtype(), saved.v.shape());
-    attention_core_backward(ctx, block.core, whole_sequence_inputs(block, saved.q, saved.k, saved.v),
-                            std::move(saved.core), dout, {.dq = dq, .dk = dk, .dv = dv});
+    auto [dq, dk, dv] = group_attention_backward(ctx, block, saved.q, saved.k, saved.v, std::move(saved.core), dout);
     saved.q = saved.k = saved.v = dout = Tensor();
 
+    dk = rounded(ctx, "dk", dk, dy.dtype());
+    dv = rounded(ctx, "dv", dv, dy.dtype());
     Tensor dk_local = heads_to_tokens(ctx, block, "dK", dk, MemoryClass::communication);
     dk = Tensor();
     Tensor dv_local = heads_to_tokens(ctx, block, "dV", dv, MemoryClass::communication);
@@ -90,10 +95,15 @@ class Explicit : public SequenceScheme {
                                  std::move(dy), result.gradients);
     return result;
   }
+
+ private:
+  Recompute recompute_;
 };
 
 }  // namespace
 
-std::unique_ptr<SequenceScheme> make_explicit(const Layout&) { return std::make_unique<Explicit>(); }
+std::unique_ptr<SequenceScheme> make_explicit(const Layout& layout) {
+  return std::make_unique<Explicit>(recompute_of(layout));
+}
 
 }  // namespace isomer

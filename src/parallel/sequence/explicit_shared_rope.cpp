@@ -10,6 +10,8 @@
 #include "kernels/elementwise.h"
 #include "parallel/sequence/exchange.h"
 #include "parallel/sequence/heads.h"
+#include "parallel/sequence/recompute.h"
+#include "parallel/sequence/ring_attention.h"
 
 namespace isomer {
 
@@ -25,6 +27,8 @@ struct SharedRopeSaved : SequenceScheme::Saved {
 
 class ExplicitSharedRope : public SequenceScheme {
  public:
+  explicit ExplicitSharedRope(Recompute recompute) : recompute_(recompute) {}
+
   Forward forward(RankContext& ctx, const SequenceBlock& block, Tensor x) const override {
     const auto& config = block.layer.config;
     const std::int64_t n = config.qk_nope_head_dim, v = config.v_head_dim;
@@ -46,8 +50,8 @@ class ExplicitSharedRope : public SequenceScheme {
     scope.release(std::move(k_nope));
     scope.release(std::move(k_pe));
 
-    const AttentionInputs inputs = whole_sequence_inputs(block, saved->q, saved->k, saved->v);
-    Tensor out = attention_core_forward(ctx, block.core, inputs, saved->core);
+    Tensor out = group_attention_forward(ctx, block, saved->q, saved->k, saved->v, saved->core);
+    if (recompute_ == Recompute::attention) drop_core(saved->core, out);
     saved->o = heads_to_tokens(ctx, block, "o", out, MemoryClass::saved);
     scope.release(std::move(out));
     Tensor y = output_forward(ctx, block.layer, saved->o, x);
@@ -65,11 +69,7 @@ class ExplicitSharedRope : public SequenceScheme {
     Tensor dout = tokens_to_heads(ctx, block, "dO", dout_local, MemoryClass::communication);
     dout_local = Tensor();
 
-    Tensor dq = ctx.empty("dq", MemoryClass::workspace, dy.dtype(), saved.q.shape());
-    Tensor dk = ctx.empty("dk", MemoryClass::workspace, dy.dtype(), saved.k.shape());
-    Tensor dv = ctx.empty("dv", MemoryClass::workspace, dy.dtype(), saved.v.shape());
-    attention_core_backward(ctx, block.core, whole_sequence_inputs(block, saved.q, saved.k, saved.v),
-                            std::move(saved.core), dout, {.dq = dq, .dk = dk, .dv = dv});
+    auto [dq, dk, dv] = group_attention_backward(ctx, block, saved.q, saved.k, saved.v, std::move(saved.core), dout);
     saved.q = saved.k = saved.v = dout = Tensor();
 
     const DType sum_dtype = statistic_dtype(dy.dtype());
@@ -100,12 +100,15 @@ class ExplicitSharedRope : public SequenceScheme {
                                  std::move(dy), result.gradients);
     return result;
   }
+
+ private:
+  Recompute recompute_;
 };
 
 }  // namespace
 
-std::unique_ptr<SequenceScheme> make_explicit_shared_rope(const Layout&) {
-  return std::make_unique<ExplicitSharedRope>();
+std::unique_ptr<SequenceScheme> make_explicit_shared_rope(const Layout& layout) {
+  return std::make_unique<ExplicitSharedRope>(recompute_of(layout));
 }
 
 }  // namespace isomer

@@ -2,12 +2,12 @@
 
 namespace isomer {
 
-std::vector<TokenRun> group_runs(const SequenceBlock& block) {
+std::vector<TokenRun> runs_of(const SequenceBlock& block, const std::vector<IndexRange>& positions) {
   const std::int64_t batch = block.tokens.batch;
   std::vector<TokenRun> runs;
   for (std::int64_t b = 0; b < batch; ++b) {
     std::int64_t passed = 0;
-    for (const IndexRange& range : block.tokens.group_positions(block.group())) {
+    for (const IndexRange& range : positions) {
       runs.push_back({.row = passed * batch + b,
                       .row_stride = batch,
                       .length = range.count,
@@ -26,8 +26,8 @@ AttentionInputs whole_sequence_inputs(const SequenceBlock& block, Tensor q, Tens
           .v = std::move(v),
           .q_rope = std::move(q_rope),
           .k_rope = std::move(k_rope),
-          .query_runs = group_runs(block),
-          .key_runs = group_runs(block),
+          .query_runs = runs_of(block, block.tokens.group_positions(0)),
+          .key_runs = runs_of(block, block.tokens.group_positions(0)),
           .scale = softmax_scale(block.layer.config)};
 }
 
@@ -37,6 +37,35 @@ Tensor concatenate_keys(RankContext& ctx, const Tensor& k_nope, const Tensor& k_
   copy(ctx, "concatenate k_nope", k_nope, k.slice(2, 0, n));
   if (r > 0) copy(ctx, "concatenate k_pe", k_pe.broadcast(1, heads), k.slice(2, n, r));
   return k;
+}
+
+KeysAndValues build_keys_values(RankContext& ctx, const SequenceBlock& block, const Tensor& latent,
+                                FunctionScope& scope) {
+  const auto& config = block.layer.config;
+  const std::int64_t n = config.qk_nope_head_dim;
+  Tensor kv = up_project_forward(ctx, block.layer, latent, block.my_heads(), MemoryClass::workspace);
+  KeysAndValues result;
+  result.k = concatenate_keys(ctx, kv.slice(2, 0, n), latent.slice(1, config.kv_lora_rank, config.qk_rope_head_dim),
+                              MemoryClass::saved);
+  const Tensor v = kv.slice(2, n, config.v_head_dim);
+  result.v = ctx.empty("v", MemoryClass::saved, v.dtype(), v.shape());
+  copy(ctx, "copy v", v, result.v);
+  scope.release(std::move(kv));
+  return result;
+}
+
+void up_projection_gradients(RankContext& ctx, const SequenceBlock& block, const Tensor& latent, Tensor dk, Tensor dv,
+                             const Tensor& dlatent, BlockGradients& gradients) {
+  const auto& config = block.layer.config;
+  const std::int64_t n = config.qk_nope_head_dim, r = config.qk_rope_head_dim, v = config.v_head_dim;
+  sum_heads(ctx, "dk_pe over heads", dk.slice(2, n, r), dlatent.slice(1, config.kv_lora_rank, r));
+  // Only now: the columns of dk_nope would stand idle through the core's peak.
+  const Tensor dkv =
+      ctx.empty("d kv_b output", MemoryClass::workspace, latent.dtype(), {dk.size(0), dk.size(1), n + v});
+  copy(ctx, "join dk_nope", dk.slice(2, 0, n), dkv.slice(2, 0, n));
+  copy(ctx, "join dv", dv, dkv.slice(2, n, v));
+  dk = dv = Tensor();
+  up_project_backward(ctx, block.layer, latent, block.my_heads(), dkv, dlatent, gradients);
 }
 
 }  // namespace isomer

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "parallel/sequence/recompute.h"
 #include "parallel/sequence/scheme.h"
 
 namespace isomer {
@@ -11,19 +12,27 @@ namespace {
 struct Entry {
   std::string name;
   std::unique_ptr<SequenceScheme> (*make)(const Layout&);
-  std::vector<std::string> options;  // beside `attention`
+  std::vector<std::string> options;  // beside `attention` and `recompute`
   std::vector<std::string> outer;    // second axes that it takes
 };
 
 const std::vector<Entry>& entries(AttentionKind kind) {
+  // One a line, in the order of reports.
+  // clang-format off
   static const std::vector<Entry> latent = {
-      {"explicit", make_explicit, {}, {}}, {"explicit-shared-rope", make_explicit_shared_rope, {}, {}},
-      {"absorbed", make_absorbed, {}, {}}, {"absorbed-two-product", make_absorbed_two_product, {}, {}},
-      {"laga", make_laga, {"v"}, {}},
+      {"explicit", make_explicit, {}, {"ring"}},
+      {"explicit-shared-rope", make_explicit_shared_rope, {}, {}},
+      {"absorbed", make_absorbed, {}, {}},
+      {"absorbed-two-product", make_absorbed_two_product, {}, {}},
+      {"laga", make_laga, {"kv", "v"}, {"ring", "latent-ring"}},
+      {"ring", make_ring, {}, {}},
+      {"latent-gather", make_latent_gather, {"kv", "rows"}, {}},
+      {"latent-ring", make_latent_ring, {"rows"}, {}},
   };
   static const std::vector<Entry> grouped_query = {
       {"explicit", make_explicit_gqa, {}, {}},
   };
+  // clang-format on
   return kind == AttentionKind::mla ? latent : grouped_query;
 }
 
@@ -45,11 +54,24 @@ const Entry& entry_of(const Layout& layout, AttentionKind kind) {
   return *found;
 }
 
+/// The scheme whose file runs the layout: laga:P,latent-ring:G is a latent ring with inner ranks.
+const Entry& runner_of(const Layout& layout, const SequenceLayout& axes, AttentionKind kind) {
+  return axes.outer == "latent-ring" ? entry_of(parse_layout("latent-ring"), kind) : entry_of(layout, kind);
+}
+
+void check_recomputation(const Layout& layout, const Entry& entry) {
+  if (recompute_of(layout) != Recompute::up_projection || entry.name == "laga" || entry.name == "ring") return;
+  const bool rebuilt = entry.name == "latent-gather" || entry.name == "latent-ring";
+  invalid_argument(
+      "layout '{}': recompute=up-projection is for laga and ring; {} {}", to_string(layout), entry.name,
+      rebuilt ? "rebuilds K and V anyhow" : "keeps no K and V that it could rebuild from the latent rows it holds");
+}
+
 void check_options(const Layout& layout, const Entry& entry) {
   for (const LayoutAxis& axis : layout.axes) {
     for (const auto& [key, value] : axis.options) {
-      const bool known =
-          key == "attention" || std::find(entry.options.begin(), entry.options.end(), key) != entry.options.end();
+      const bool known = key == "attention" || key == "recompute" ||
+                         std::find(entry.options.begin(), entry.options.end(), key) != entry.options.end();
       if (!known) invalid_argument("layout '{}': {} has no option '{}'", to_string(layout), entry.name, key);
     }
   }
@@ -87,8 +109,11 @@ std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout, const
   if (!axes.outer.empty() && std::find(entry.outer.begin(), entry.outer.end(), axes.outer) == entry.outer.end()) {
     invalid_argument("layout '{}': {} takes no axis '{}'", to_string(layout), entry.name, axes.outer);
   }
-  check_options(layout, entry);
-  return entry.make(layout);
+  const Entry& runner = runner_of(layout, axes, config.attention);
+  check_options(layout, runner);
+  check_recomputation(layout, runner);
+  if (recompute_of(layout) == Recompute::block) return recompute_block(runner.make(layout));
+  return runner.make(layout);
 }
 
 std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_ranks, std::int64_t seq) {

@@ -77,6 +77,9 @@ std::unique_ptr<SequenceScheme> make_explicit_shared_rope(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_absorbed(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_absorbed_two_product(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_laga(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_ring(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_latent_gather(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_latent_ring(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_explicit_gqa(const Layout& layout);
 
 }  // namespace isomer
