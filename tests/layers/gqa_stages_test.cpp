@@ -109,7 +109,7 @@ TEST_P(GqaDerivatives, GradientsAreTheDerivatives) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Grid, GqaDerivatives,
-                         ::testing::Combine(::testing::Values("explicit"),
+                         ::testing::Combine(::testing::Values("explicit", "ring"),
                                             ::testing::Values(AttentionCore::eager, AttentionCore::fused),
                                             ::testing::Values(1, 2, 6)));
 

@@ -74,6 +74,27 @@ std::vector<Case> all_cases() {
       }
     }
   }
+  const std::vector<Case> rounds = {
+      {.layout = "ring", .ranks = 2, .heads = 6, .kv_heads = 2},
+      {.layout = "ring", .ranks = 3, .heads = 5, .kv_heads = 5},
+      {.layout = "ring", .ranks = 4, .heads = 3, .kv_heads = 1},  // more than the heads
+      {.layout = "ring", .ranks = 8, .heads = 6, .kv_heads = 3},
+      {.layout = "ring,recompute=attention", .ranks = 3, .heads = 6, .kv_heads = 2},
+      {.layout = "ring,recompute=block", .ranks = 3, .heads = 6, .kv_heads = 2},
+      {.layout = "explicit:2,ring:2", .ranks = 4, .heads = 8, .kv_heads = 2},
+      {.layout = "explicit:2,ring:2", .ranks = 4, .heads = 6, .kv_heads = 3},
+      {.layout = "explicit:4,ring:2", .ranks = 8, .heads = 4, .kv_heads = 2},
+      {.layout = "explicit:2,ring:4,recompute=attention", .ranks = 8, .heads = 4, .kv_heads = 1}};
+  for (Case c : rounds) {
+    for (const bool biases : {false, true}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        c.biases = biases;
+        c.core = AttentionCore::fused;
+        c.dtype = dtype;
+        cases.push_back(c);
+      }
+    }
+  }
   return cases;
 }
 
@@ -160,6 +181,20 @@ TEST(GqaBytes, CopiesOfKvHeadsTravel) {
   EXPECT_EQ(sent(2, 6, 3).backward, 48 / 2 * (2 * 6 + 2 * 6) * 12 * 2);
 }
 
+// (P−1)·t·W_kv·e, and (e + 4) in the backward, W_kv = 2·n_kv·head_dim; with inner ranks a share of the copies.
+TEST(GqaBytes, KvHeadsPassRound) {
+  const ModelConfig config = gqa_config(8, 2, "llama", false);
+  const auto sent = [&](const char* text) {
+    const Layout layout = parse_layout(text);
+    return scheme_bytes_sent({.layout = layout, .config = config, .seq = 96, .activations = DType::bf16}, 0);
+  };
+  EXPECT_EQ(sent("ring:4").forward, 3 * 24 * (2 * 2 * 12) * 2);
+  EXPECT_EQ(sent("ring:4").backward, 3 * 24 * (2 * 2 * 12) * (2 + 4));
+  const std::int64_t heads = 24 / 2 * (2 * 8 + 2 * 2) * 12 * 2, round = 48 * (2 * 2 / 2 * 12);
+  EXPECT_EQ(sent("explicit:2,ring:2").forward, heads + round * 2);
+  EXPECT_EQ(sent("explicit:2,ring:2").backward, heads + round * (2 + 4));
+}
+
 TEST(KvHeads, EveryRankHasThoseOfItsQueryHeads) {
   for (std::int64_t kv_heads : {1, 2, 3, 4, 6, 8, 12}) {
     for (const int ranks : {1, 2, 3, 4, 6, 8, 12, 24}) {
@@ -184,6 +219,9 @@ TEST(GqaUnfit, SchemesOfTheOtherAttentionSaySo) {
   EXPECT_THROW(make_sequence_scheme(parse_layout("laga"), config), std::invalid_argument);
   EXPECT_NE(why_unfit(parse_layout("explicit"), config, 4, 24).find("1, 2, 3, 6"), std::string::npos);
   EXPECT_TRUE(why_unfit(parse_layout("explicit"), config, 6, 24).empty());
+  EXPECT_TRUE(why_unfit(parse_layout("ring"), config, 24, 24).empty());
+  EXPECT_THROW(make_sequence_scheme(parse_layout("ring:2,recompute=up-projection"), config), std::invalid_argument);
+  EXPECT_THROW(make_sequence_scheme(parse_layout("explicit:2,latent-ring:2"), config), std::invalid_argument);
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ const std::vector<Entry>& entries(AttentionKind kind) {
       {"latent-ring", make_latent_ring, {"rows"}, {}},
   };
   static const std::vector<Entry> grouped_query = {
-      {"explicit", make_explicit_gqa, {}, {}},
+      {"explicit", make_explicit_gqa, {}, {"ring"}},
+      {"ring", make_ring_gqa, {}, {}},
   };
   // clang-format on
   return kind == AttentionKind::mla ? latent : grouped_query;
@@ -59,8 +60,13 @@ const Entry& runner_of(const Layout& layout, const SequenceLayout& axes, Attenti
   return axes.outer == "latent-ring" ? entry_of(parse_layout("latent-ring"), kind) : entry_of(layout, kind);
 }
 
-void check_recomputation(const Layout& layout, const Entry& entry) {
-  if (recompute_of(layout) != Recompute::up_projection || entry.name == "laga" || entry.name == "ring") return;
+void check_recomputation(const Layout& layout, const Entry& entry, AttentionKind kind) {
+  if (recompute_of(layout) != Recompute::up_projection) return;
+  if (kind == AttentionKind::gqa) {
+    invalid_argument("layout '{}': recompute=up-projection is for latent attention; grouped-query attention has none",
+                     to_string(layout));
+  }
+  if (entry.name == "laga" || entry.name == "ring") return;
   const bool rebuilt = entry.name == "latent-gather" || entry.name == "latent-ring";
   invalid_argument(
       "layout '{}': recompute=up-projection is for laga and ring; {} {}", to_string(layout), entry.name,
@@ -111,7 +117,7 @@ std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout, const
   }
   const Entry& runner = runner_of(layout, axes, config.attention);
   check_options(layout, runner);
-  check_recomputation(layout, runner);
+  check_recomputation(layout, runner, config.attention);
   if (recompute_of(layout) == Recompute::block) return recompute_block(runner.make(layout));
   return runner.make(layout);
 }

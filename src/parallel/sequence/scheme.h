@@ -81,5 +81,6 @@ std::unique_ptr<SequenceScheme> make_ring(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_latent_gather(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_latent_ring(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_explicit_gqa(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_ring_gqa(const Layout& layout);
 
 }  // namespace isomer
