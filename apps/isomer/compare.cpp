@@ -77,13 +77,10 @@ CompareOptions options_of(const CompareArguments& a, ModelConfig config) {
   if (!all) options.layouts = given_layouts(a.schemes);
   options.group.num_ranks = num_ranks_of(a, options.layouts);
   options.problem.config = std::move(config);
-  if (options.problem.config.attention != AttentionKind::mla) {
-    invalid_argument("--model {}: its attention is grouped-query; compare runs latent attention (MLA) models",
-                     options.problem.config.name);
+  if (!all) {  // refuses unknown names and options
+    for (const Layout& layout : options.layouts) make_sequence_scheme(layout, options.problem.config);
   }
   if (all) options.layouts = all_sequence_layouts(options.problem.config, options.group.num_ranks);
-  // Refuses unknown names and options.
-  for (const Layout& layout : options.layouts) make_sequence_scheme(layout, options.problem.config);
   options.problem.dtype = parse_dtype(a.dtype);
   options.problem.seq = parse_count("--seq", a.seq, 1, kMaxSeq);
   options.problem.batch = parse_count("--batch", a.batch, 1, kMaxBatch);
@@ -102,14 +99,21 @@ CompareOptions options_of(const CompareArguments& a, ModelConfig config) {
   return options;
 }
 
+std::string dimensions_of(const ModelConfig& c) {
+  if (c.attention == AttentionKind::gqa) {
+    return fmt::format("h {}, KV heads {}, head_dim {}", c.num_attention_heads, c.num_key_value_heads, c.head_dim);
+  }
+  return fmt::format("h {}, d {}, n {}, r {}, v {}", c.num_attention_heads, c.kv_lora_rank, c.qk_nope_head_dim,
+                     c.qk_rope_head_dim, c.v_head_dim);
+}
+
 std::string title_of(const CompareReport& report) {
   const auto& o = report.options;
   const auto& c = o.problem.config;
   std::string text =
       fmt::format("{}: one attention block, {} tokens × {}, {}, {} ranks ({})", c.name, o.problem.seq, o.problem.batch,
                   name_of(o.problem.dtype), o.group.num_ranks, o.group.dry_run ? "dry run" : name_of(o.group.backend));
-  text += fmt::format("\n  h {}, d {}, n {}, r {}, v {}, hidden {}{}; weights {}{}\n", c.num_attention_heads,
-                      c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, c.hidden_size,
+  text += fmt::format("\n  {}, hidden {}{}; weights {}{}\n", dimensions_of(c), c.hidden_size,
                       c.q_lora_rank > 0 ? fmt::format(", q_lora {}", c.q_lora_rank) : "",
                       o.group.dry_run ? "and tokens: shapes only" : o.weights_source,
                       o.group.dry_run ? "" : fmt::format("; tokens {}", o.text_source));

@@ -68,17 +68,21 @@ void value_product(RankContext& ctx, std::string_view name, const Tensor& p, con
 /// result[kv head] (+)= Σ_{its query heads, in order} p[head]ᵀ · x[head]
 void transposed_product(RankContext& ctx, std::string_view name, const Tensor& p, const Tensor& x, const Tensor& result,
                         bool accumulate) {
-  for_head_groups(p.size(0), result.size(0),
-                  [&](std::int64_t head, std::int64_t group, std::int64_t kv, std::int64_t count) {
-                    if (count == group) {
-                      matmul(ctx, name, p.transpose(1, 2), x, result, accumulate);
-                      return;
-                    }
-                    for (std::int64_t i = 0; i < group; ++i) {
-                      matmul(ctx, name, p.select(0, head + i).transpose(0, 1), x.select(0, head + i),
-                             result.select(0, kv), accumulate || i > 0);
-                    }
-                  });
+  for_head_groups(
+      p.size(0), result.size(0), [&](std::int64_t head, std::int64_t group, std::int64_t kv, std::int64_t count) {
+        if (count == group) {
+          matmul(ctx, name, p.transpose(1, 2), x, result, accumulate);
+          return;
+        }
+        // Sums are float32: bfloat16 gradients are rounded once, when all query heads have added.
+        const Tensor to = result.select(0, kv);
+        const bool round = to.dtype() == DType::bf16;
+        const Tensor sum = round ? ctx.empty("kv gradient sum", MemoryClass::workspace, DType::f32, to.shape()) : to;
+        for (std::int64_t i = 0; i < group; ++i) {
+          matmul(ctx, name, p.select(0, head + i).transpose(0, 1), x.select(0, head + i), sum, accumulate || i > 0);
+        }
+        if (round) copy(ctx, "round", sum, to);
+      });
 }
 
 Tensor eager_probabilities(RankContext& ctx, const AttentionInputs& in, const RunPair& pair) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/matmul.h"
+#include "layers/projection.h"
 #include "layers/rope.h"
 
 namespace isomer {
@@ -22,27 +23,6 @@ Tensor query_rope_part(const ModelConfig& config, const Tensor& q) {
 /// A rope key [T, r] as one head.
 Tensor as_one_head(const Tensor& k_pe) { return k_pe.unflatten(1, {1, k_pe.size(1)}); }
 
-Tensor statistics(RankContext& ctx, std::string_view name, MemoryClass memory_class, const Tensor& like) {
-  return ctx.empty(name, memory_class, statistic_dtype(like.dtype()), {like.size(0)});
-}
-
-/// dweight [out, in] = dyᵀ·x.
-Tensor weight_gradient(RankContext& ctx, std::string_view name, const Tensor& dy, const Tensor& x) {
-  Tensor gradient = ctx.empty(name, MemoryClass::gradient, statistic_dtype(x.dtype()), {dy.size(1), x.size(1)});
-  matmul(ctx, name, dy.transpose(0, 1), x, gradient);
-  return gradient;
-}
-
-Tensor bias_gradient(RankContext& ctx, std::string_view name, const Tensor& dy) {
-  Tensor gradient = ctx.empty(name, MemoryClass::gradient, statistic_dtype(dy.dtype()), {dy.size(1)});
-  sum_rows(ctx, name, dy, gradient);
-  return gradient;
-}
-
-Tensor norm_gradient(RankContext& ctx, std::string_view name, const Tensor& weight) {
-  return ctx.empty(name, MemoryClass::gradient, statistic_dtype(weight.dtype()), {weight.size(0)});
-}
-
 Tensor project_queries(RankContext& ctx, const AttentionLayer& layer, const Tensor& x_norm, ProjectSaved& saved) {
   const auto& [config, w, rope] = layer;
   const DType dtype = x_norm.dtype();
@@ -53,7 +33,7 @@ Tensor project_queries(RankContext& ctx, const AttentionLayer& layer, const Tens
     matmul(ctx, "q_a_proj", x_norm, w.q_a_proj.transpose(0, 1), saved.c_q);
     if (w.q_a_bias) add_bias(ctx, "q_a bias", w.q_a_bias, saved.c_q);
     saved.c_q_hat = ctx.empty("c_q normed", MemoryClass::saved, dtype, {rows, config.q_lora_rank});
-    saved.rstd_q = statistics(ctx, "rstd q_a", MemoryClass::saved, x_norm);
+    saved.rstd_q = row_statistics(ctx, "rstd q_a", MemoryClass::saved, x_norm);
     rms_norm_forward(ctx, "q_a_layernorm", saved.c_q, w.q_a_layernorm, ModelConfig::kInnerNormEps, saved.c_q_hat,
                      saved.rstd_q);
     matmul(ctx, "q_b_proj", saved.c_q_hat, w.q_b_proj.transpose(0, 1), q);
@@ -80,7 +60,7 @@ Tensor project_latent(RankContext& ctx, const AttentionLayer& layer, const Tenso
     add_bias(ctx, "kv_a bias", w.kv_a_bias.slice(0, d, r), k_pe);
   }
   if (config.kv_a_layernorm) {
-    saved.rstd_kv = statistics(ctx, "rstd kv_a", MemoryClass::saved, x_norm);
+    saved.rstd_kv = row_statistics(ctx, "rstd kv_a", MemoryClass::saved, x_norm);
     rms_norm_forward(ctx, "kv_a_layernorm", c, w.kv_a_layernorm, ModelConfig::kInnerNormEps,
                      latent_part(config, latent), saved.rstd_kv);
   }
@@ -151,14 +131,14 @@ RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype
     for (std::int64_t p = range.begin; p < range.end(); ++p) positions.push_back(first_position + p);
   }
   const auto count = static_cast<std::int64_t>(positions.size());
-  const std::int64_t pairs = config.qk_rope_head_dim / 2;
+  const std::int64_t pairs = config.rope_dim() / 2;
   const DType table_dtype = statistic_dtype(dtype);
   RopeRows rows{.cos = ctx.empty("rope cos", MemoryClass::weight, table_dtype, {count, pairs}),
                 .sin = ctx.empty("rope sin", MemoryClass::weight, table_dtype, {count, pairs}),
                 .rows_per_position = rows_per_position,
                 .interleave = config.rope.interleave};
   if (ctx.dry_run() || pairs == 0) return rows;
-  const RopeTable table = rope_table(config.rope, config.qk_rope_head_dim, positions, max_position);
+  const RopeTable table = rope_table(config.rope, config.rope_dim(), positions, max_position);
   visit_dtype(table_dtype, [&]<class T>() {
     if constexpr (!std::is_same_v<T, bf16>) {
       std::copy(table.cos.begin(), table.cos.end(), rows.cos.data<T>());
@@ -171,7 +151,7 @@ RopeRows make_rope_rows(RankContext& ctx, const ModelConfig& config, DType dtype
 Projected project_forward(RankContext& ctx, const AttentionLayer& layer, const Tensor& x, ProjectSaved& saved) {
   FunctionScope scope(ctx);
   saved.x = x;
-  saved.rstd = statistics(ctx, "rstd input", MemoryClass::saved, x);
+  saved.rstd = row_statistics(ctx, "rstd input", MemoryClass::saved, x);
   Tensor x_norm = ctx.empty("x normed", MemoryClass::workspace, x.dtype(), x.shape());
   rms_norm_forward(ctx, "input_layernorm", x, layer.weights.input_layernorm, layer.config.rms_norm_eps, x_norm,
                    saved.rstd);
@@ -189,7 +169,7 @@ Tensor project_backward(RankContext& ctx, const AttentionLayer& layer, ProjectSa
   const auto& [config, w, rope] = layer;
   const DType dtype = saved.x.dtype();
   Tensor x_norm = ctx.empty("x normed", MemoryClass::workspace, dtype, saved.x.shape());
-  Tensor rstd_again = statistics(ctx, "rstd input again", MemoryClass::workspace, saved.x);
+  Tensor rstd_again = row_statistics(ctx, "rstd input again", MemoryClass::workspace, saved.x);
   rms_norm_forward(ctx, "input_layernorm again", saved.x, w.input_layernorm, config.rms_norm_eps, x_norm, rstd_again);
   rstd_again = Tensor();
   Tensor dx_norm = ctx.empty("d x normed", MemoryClass::workspace, statistic_dtype(dtype), saved.x.shape());
@@ -264,7 +244,7 @@ Tensor output_backward(RankContext& ctx, const AttentionLayer& layer, Tensor att
   gradients.tensors.o_proj = weight_gradient(ctx, "d o_proj", dy, attention.flatten(1, 2));
   attention = Tensor();
   if (layer.weights.o_bias) gradients.tensors.o_bias = bias_gradient(ctx, "d o bias", dy);
-  const std::int64_t v = layer.config.v_head_dim;
+  const std::int64_t v = layer.config.value_head_dim();
   Tensor dattention = ctx.empty("d attention", MemoryClass::workspace, dy.dtype(), {dy.size(0), layer.heads() * v});
   matmul(ctx, "dx o_proj", dy, layer.weights.o_proj, dattention);
   return dattention.reshape({dy.size(0), layer.heads(), v});

@@ -74,6 +74,10 @@ struct ModelConfig {
 
   std::int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }  // n + r
   std::int64_t latent_width() const { return kv_lora_rank + qk_rope_head_dim; }     // d + r, a cache row
+  /// Width of a value, and so of a head's output: v, or head_dim for GQA.
+  std::int64_t value_head_dim() const { return attention == AttentionKind::mla ? v_head_dim : head_dim; }
+  /// Rotated elements of a query or key: r, or the whole head_dim for GQA.
+  std::int64_t rope_dim() const { return attention == AttentionKind::mla ? qk_rope_head_dim : head_dim; }
   /// What a residual branch is multiplied by (MiniCPM3): scale_depth/√num_hidden_layers; 1 without scale_depth.
   double residual_scale() const {
     return scale_depth > 0 ? scale_depth / std::sqrt(static_cast<double>(num_hidden_layers)) : 1;

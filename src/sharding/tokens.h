@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 namespace isomer {
@@ -68,6 +69,21 @@ struct HeadShards {
 
   std::int64_t per_rank() const { return num_heads / num_ranks; }
   IndexRange heads(int rank) const { return {rank * per_rank(), per_rank()}; }
+};
+
+/// KV heads of grouped-query attention, spread together with the query heads that use them. Every rank must have the KV
+/// heads of its query heads in equal groups, so lcm(KV heads, ranks) are spread: each KV head stands copies() times,
+/// copies being neighbours. Without copies where the ranks divide the KV heads; where it is the other way round, one a
+/// rank.
+struct KvHeadShards {
+  std::int64_t num_kv_heads = 0;
+  int num_ranks = 1;
+
+  std::int64_t with_copies() const { return std::lcm(num_kv_heads, static_cast<std::int64_t>(num_ranks)); }
+  std::int64_t copies() const { return with_copies() / num_kv_heads; }
+  std::int64_t per_rank() const { return with_copies() / num_ranks; }
+  /// Of the rank's first head, the KV head that it is a copy of.
+  std::int64_t kv_head(int rank) const { return rank * per_rank() / copies(); }
 };
 
 }  // namespace isomer

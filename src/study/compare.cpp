@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "cost/scheme_bytes.h"
-#include "layers/reference/mla_block.h"
+#include "layers/reference/attention_block.h"
 #include "parallel/sequence/scheme.h"
 #include "sharding/sequence_layout.h"
 #include "study/machine.h"
@@ -26,17 +26,20 @@ std::vector<double> widened(const Tensor& tensor) {
 }
 
 /// The float64 reference on the same rounded weights and inputs.
-MlaReferenceResult reference(const BlockProblem& problem, const BlockData& data) {
-  MlaReferenceWeights weights;
-  const auto slots = mla_reference_weights(problem.config);
-  data.weights.for_each([&](std::string_view name, const Tensor& tensor) {
-    const auto slot = std::find_if(slots.begin(), slots.end(), [&](const auto& s) { return s.name == name; });
-    ISOMER_CHECK(slot != slots.end(), "the reference has no weight '{}'", name);
-    weights.*(slot->member) = widened(tensor);
-  });
+AttentionReferenceResult reference(const BlockProblem& problem, const BlockData& data) {
+  std::map<std::string, std::vector<double>> weights;
+  data.weights.for_each(
+      [&](std::string_view name, const Tensor& tensor) { weights[std::string(name)] = widened(tensor); });
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return mla_block_reference(problem.config, weights, problem.seq, problem.batch, problem.first_position,
-                             widened(data.x), widened(data.dy), threads);
+  const std::vector<double> x = widened(data.x), dy = widened(data.dy);
+  return attention_block_reference(problem.config,
+                                   {.weights = weights,
+                                    .seq = problem.seq,
+                                    .batch = problem.batch,
+                                    .first_position = problem.first_position,
+                                    .x = x,
+                                    .dy = dy},
+                                   threads);
 }
 
 /// Largest difference; infinite where a value is not finite.
@@ -57,7 +60,7 @@ TensorError error_of(const std::string& name, const Tensor& value, const std::ve
 }
 
 /// Copies of the reference's values as float64 tensors.
-std::map<std::string, Tensor> tensors_of(const MlaReferenceResult& result, const BlockData& data) {
+std::map<std::string, Tensor> tensors_of(const AttentionReferenceResult& result, const BlockData& data) {
   std::map<std::string, Tensor> tensors;
   const auto add = [&](const std::string& name, const std::vector<double>& values, const Tensor& like) {
     const Tensor tensor = Tensor::unrecorded(name, DType::f64, like.shape());
@@ -80,7 +83,7 @@ std::map<std::string, Tensor> tensors_of(const BlockRun& run) {
   return tensors;
 }
 
-std::vector<TensorError> errors_of(const BlockRun& run, const MlaReferenceResult& expected) {
+std::vector<TensorError> errors_of(const BlockRun& run, const AttentionReferenceResult& expected) {
   std::vector<TensorError> errors;
   errors.push_back(error_of("y", run.y, expected.y));
   errors.push_back(error_of("dx", run.dx, expected.dx));
@@ -92,7 +95,7 @@ std::vector<TensorError> errors_of(const BlockRun& run, const MlaReferenceResult
 
 /// Errors of one-rank explicit with the same core, the yardstick of every bound.
 std::vector<TensorError> yardstick(const CompareOptions& options, const BlockData& data, AttentionCore core,
-                                   const MlaReferenceResult& expected) {
+                                   const AttentionReferenceResult& expected) {
   BlockRunOptions run_options;
   run_options.group.num_ranks = 1;
   run_options.group.timeout_s = options.group.timeout_s;
@@ -172,7 +175,7 @@ CompareReport compare_schemes(const CompareOptions& options, const BlockData& da
   CompareReport report{.options = options};
   const bool dry = options.group.dry_run;
   const bool at_root = options.group.backend == Backend::threads || mpi_world().rank == 0;
-  MlaReferenceResult expected;
+  AttentionReferenceResult expected;
   if (!dry && at_root) {
     progress("one rank in float64");
     const double begin = wall_clock_s();

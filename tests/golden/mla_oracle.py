@@ -142,11 +142,13 @@ def linear_backward(dy, x, weights, name, grads):
     return dy @ weights[name + ".weight"]
 
 
-def attention(q, k, v, scale):
-    """Causal softmax attention of q, k [S, B, h, dk], v [S, B, h, dv]: (out [S, B, h, dv], p [B, h, S, S], lse)."""
+def attention(q, k, v, scale, mask=None):
+    """Softmax attention of q, k [S, B, h, dk], v [S, B, h, dv]: (out [S, B, h, dv], p [B, h, S, S], lse).
+
+    mask [S, S]: whether a query sees a key; causal if it is not given."""
     seq = q.shape[0]
     logits = scale * np.einsum("ibhd,tbhd->bhit", q, k)
-    logits = np.where(np.tril(np.ones((seq, seq), dtype=bool)), logits, -np.inf)
+    logits = np.where(np.tril(np.ones((seq, seq), dtype=bool)) if mask is None else mask, logits, -np.inf)
     largest = logits.max(axis=-1, keepdims=True)
     e = np.exp(logits - largest)
     total = e.sum(axis=-1, keepdims=True)
@@ -166,12 +168,13 @@ def attention_backward(dout, q, k, v, p, scale):
 # ------------------------------------------------------------------------------------------------------ MLA block
 
 
-def mla_forward(config, weights, x, offset):
-    """(y [S, B, D], tape) of the block with latent attention; positions are offset, offset + 1, ..."""
+def mla_forward(config, weights, x, offset, positions=None, mask=None):
+    """(y [S, B, D], tape) of the block with latent attention; positions are offset, offset + 1, ... if not given."""
     seq, batch, _ = x.shape
     h, n, r = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
     d, v = config["kv_lora_rank"], config["v_head_dim"]
-    t = {"x": x, "cos_sin": rope_tables(config, r, np.arange(offset, offset + seq), offset + seq)}
+    positions = np.arange(offset, offset + seq) if positions is None else positions
+    t = {"x": x, "cos_sin": rope_tables(config, r, positions, int(max(positions)) + 1)}
     interleave = config["rope_interleave"]
 
     t["u"] = rms_norm(x, weights["input_layernorm.weight"], config["rms_norm_eps"])
@@ -194,7 +197,7 @@ def mla_forward(config, weights, x, offset):
     kv = linear(t["c_normed"], weights, "self_attn.kv_b_proj").reshape(seq, batch, h, n + v)
     shared = np.broadcast_to(k_pe[:, :, None, :], (seq, batch, h, r))
     t["k"], t["v"] = np.concatenate([kv[..., :n], shared], axis=-1), kv[..., n:]
-    out, t["p"], t["lse"] = attention(t["q"], t["k"], t["v"], softmax_scale(config))
+    out, t["p"], t["lse"] = attention(t["q"], t["k"], t["v"], softmax_scale(config), mask)
     t["attention"] = out.reshape(seq, batch, h * v)
     return x + linear(t["attention"], weights, "self_attn.o_proj"), t
 
@@ -259,11 +262,12 @@ def mla_shapes(config, biases, kv_norm):
 # ------------------------------------------------------------------------------------------------------ GQA block
 
 
-def gqa_forward(config, weights, x, offset):
+def gqa_forward(config, weights, x, offset, positions=None, mask=None):
     """(y [S, B, D], tape) of the block with grouped-query attention; RoPE on the whole head_dim, in halves."""
     seq, batch, _ = x.shape
     h, kv_heads, w = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
-    t = {"x": x, "cos_sin": rope_tables(config, w, np.arange(offset, offset + seq), offset + seq)}
+    positions = np.arange(offset, offset + seq) if positions is None else positions
+    t = {"x": x, "cos_sin": rope_tables(config, w, positions, int(max(positions)) + 1)}
     t["u"] = rms_norm(x, weights["input_layernorm.weight"], config["rms_norm_eps"])
     q = linear(t["u"], weights, "self_attn.q_proj").reshape(seq, batch, h, w)
     k = linear(t["u"], weights, "self_attn.k_proj").reshape(seq, batch, kv_heads, w)
@@ -272,7 +276,7 @@ def gqa_forward(config, weights, x, offset):
     t["k_cached"], t["v_cached"] = rotate(k, *t["cos_sin"], False), v
     group = np.arange(h) * kv_heads // h  # KV head of query head i
     t["k"], t["v"] = t["k_cached"][:, :, group], v[:, :, group]
-    out, t["p"], t["lse"] = attention(t["q"], t["k"], t["v"], softmax_scale(config))
+    out, t["p"], t["lse"] = attention(t["q"], t["k"], t["v"], softmax_scale(config), mask)
     t["attention"] = out.reshape(seq, batch, h * w)
     return x + linear(t["attention"], weights, "self_attn.o_proj"), t
 

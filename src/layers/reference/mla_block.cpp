@@ -6,24 +6,19 @@
 #include "core/error.h"
 #include "kernels/reference/blocked_ops.h"
 #include "kernels/reference/plain_ops.h"
+#include "layers/reference/linear_ops.h"
 #include "layers/rope.h"
 
 namespace isomer {
 namespace {
 
-using Values = std::vector<double>;
-
-void check_size(std::string_view name, const Values& values, const Shape& shape, bool optional) {
-  const auto size = static_cast<std::int64_t>(values.size());
-  if (size == num_elements(shape) || (optional && values.empty())) return;
-  invalid_argument("{} has {} values, but the configuration makes it {}", name, size, to_string(shape));
-}
+using reference::Values;
 
 /// Forward and backward of the block over one set of inputs. Rows are tokens: row = position in sequence · batch + b.
 class MlaBlock {
  public:
   MlaBlock(const ModelConfig& config, const MlaReferenceWeights& weights, std::int64_t seq, std::int64_t batch,
-           std::int64_t first_position, const Values& x, int num_threads);
+           std::int64_t first_position, std::int64_t run_length, const Values& x, int num_threads);
 
   void forward();
   void backward(const Values& dy);
@@ -40,15 +35,19 @@ class MlaBlock {
   void latent_backward(const Values& dkv, const Values& dk_rope, Values& du);
   void queries_backward(const Values& dq, Values& du);
 
-  /// x [rows, in] · weightᵀ (+ bias) for a weight [out, in].
-  Values linear(const Values& x_rows, const Values& weight, const Values& bias) const;
-  /// Enters the gradients of weight and bias; adds dy · weight to dx [rows, in].
+  Values linear(const Values& x_rows, const Values& weight, const Values& bias) const {
+    return reference::linear(x_rows, weight, bias, num_rows_, num_threads_);
+  }
   void linear_backward(const Values& dy_rows, const Values& x_rows, const Values& weight, const Values& bias,
-                       const std::string& name, Values& dx);
-  Values norm(const Values& x_rows, const Values& weight, double eps) const;
-  /// Enters the gradient of the norm's weight; returns that of its input.
+                       const std::string& name, Values& dx) {
+    reference::linear_backward(
+        {.dy = dy_rows, .x = x_rows, .weight = weight, .bias = bias, .name = name, .num_rows = num_rows_}, dx,
+        result_.gradients, num_threads_);
+  }
   Values norm_backward(const Values& dy_rows, const Values& x_rows, const Values& weight, double eps,
-                       const std::string& name);
+                       const std::string& name) {
+    return reference::norm_backward(dy_rows, x_rows, weight, eps, name, result_.gradients);
+  }
   /// Rotates the last r of every `width` elements; the first of them belong to the first token.
   void rotate(Values& values, std::int64_t width, bool backward) const;
 
@@ -68,7 +67,7 @@ class MlaBlock {
 };
 
 MlaBlock::MlaBlock(const ModelConfig& config, const MlaReferenceWeights& weights, std::int64_t seq, std::int64_t batch,
-                   std::int64_t first_position, const Values& x, int num_threads)
+                   std::int64_t first_position, std::int64_t run_length, const Values& x, int num_threads)
     : config_(config),
       weights_(weights),
       x_(x),
@@ -83,11 +82,11 @@ MlaBlock::MlaBlock(const ModelConfig& config, const MlaReferenceWeights& weights
       num_threads_(num_threads) {
   std::vector<std::int64_t> positions(static_cast<std::size_t>(seq));
   std::iota(positions.begin(), positions.end(), first_position);
-  rope_ = rope_table(config.rope, r_, positions, first_position + seq);
+  rope_ = rope_table(config.rope, r_, positions, run_length > 0 ? run_length : first_position + seq);
 }
 
 void MlaBlock::forward() {
-  u_ = norm(x_, weights_.input_layernorm, config_.rms_norm_eps);
+  u_ = reference::norm(x_, weights_.input_layernorm, config_.rms_norm_eps);
   project_queries();
   project_latent();
   kv_ = linear(c_normed_, weights_.kv_b_proj, {});
@@ -103,7 +102,7 @@ void MlaBlock::forward() {
 void MlaBlock::project_queries() {
   if (config_.q_lora_rank > 0) {
     c_q_ = linear(u_, weights_.q_a_proj, weights_.q_a_proj_bias);
-    c_q_normed_ = norm(c_q_, weights_.q_a_layernorm, ModelConfig::kInnerNormEps);
+    c_q_normed_ = reference::norm(c_q_, weights_.q_a_layernorm, ModelConfig::kInnerNormEps);
     result_.q = linear(c_q_normed_, weights_.q_b_proj, {});
   } else {
     result_.q = linear(u_, weights_.q_proj, {});
@@ -118,7 +117,8 @@ void MlaBlock::project_latent() {
     c_.insert(c_.end(), begin, begin + d_);
     k_rope_.insert(k_rope_.end(), begin + d_, begin + d_ + r_);
   }
-  c_normed_ = weights_.kv_a_layernorm.empty() ? c_ : norm(c_, weights_.kv_a_layernorm, ModelConfig::kInnerNormEps);
+  c_normed_ =
+      weights_.kv_a_layernorm.empty() ? c_ : reference::norm(c_, weights_.kv_a_layernorm, ModelConfig::kInnerNormEps);
   rotate(k_rope_, r_, false);
   for (std::int64_t row = 0; row < num_rows_; ++row) {
     auto& latent = result_.latent;
@@ -215,82 +215,6 @@ void MlaBlock::queries_backward(const Values& dq, Values& du) {
   linear_backward(dc_q, u_, weights_.q_a_proj, weights_.q_a_proj_bias, "self_attn.q_a_proj", du);
 }
 
-Values MlaBlock::linear(const Values& x_rows, const Values& weight, const Values& bias) const {
-  const std::int64_t in = static_cast<std::int64_t>(x_rows.size()) / num_rows_;
-  const std::int64_t out = static_cast<std::int64_t>(weight.size()) / in;
-  Values y(static_cast<std::size_t>(num_rows_ * out));
-  for (std::size_t i = 0; i < y.size() && !bias.empty(); ++i) y[i] = bias[i % bias.size()];
-  reference::gemm_tiled({.m = num_rows_,
-                         .n = out,
-                         .k = in,
-                         .a = x_rows.data(),
-                         .a_stride = in,
-                         .b = weight.data(),
-                         .b_stride = in,
-                         .b_transposed = true,
-                         .c = y.data(),
-                         .c_stride = out,
-                         .beta = 1},
-                        num_threads_);
-  return y;
-}
-
-void MlaBlock::linear_backward(const Values& dy_rows, const Values& x_rows, const Values& weight, const Values& bias,
-                               const std::string& name, Values& dx) {
-  const std::int64_t in = static_cast<std::int64_t>(x_rows.size()) / num_rows_;
-  const std::int64_t out = static_cast<std::int64_t>(dy_rows.size()) / num_rows_;
-  Values dweight(weight.size());
-  reference::gemm_tiled({.m = out,
-                         .n = in,
-                         .k = num_rows_,
-                         .a = dy_rows.data(),
-                         .a_stride = out,
-                         .a_transposed = true,
-                         .b = x_rows.data(),
-                         .b_stride = in,
-                         .c = dweight.data(),
-                         .c_stride = in},
-                        num_threads_);
-  reference::gemm_tiled({.m = num_rows_,
-                         .n = in,
-                         .k = out,
-                         .a = dy_rows.data(),
-                         .a_stride = out,
-                         .b = weight.data(),
-                         .b_stride = in,
-                         .c = dx.data(),
-                         .c_stride = in,
-                         .beta = 1},
-                        num_threads_);
-  result_.gradients[name + ".weight"] = std::move(dweight);
-  if (bias.empty()) return;
-  Values& dbias = result_.gradients[name + ".bias"];
-  dbias.resize(bias.size());
-  for (std::size_t i = 0; i < dy_rows.size(); ++i) dbias[i % dbias.size()] += dy_rows[i];
-}
-
-Values MlaBlock::norm(const Values& x_rows, const Values& weight, double eps) const {
-  Values y(x_rows.size());
-  reference::rms_norm(x_rows.data(), weight.data(), eps, num_rows_, static_cast<std::int64_t>(weight.size()), y.data());
-  return y;
-}
-
-Values MlaBlock::norm_backward(const Values& dy_rows, const Values& x_rows, const Values& weight, double eps,
-                               const std::string& name) {
-  Values dx(x_rows.size());
-  Values dweight(weight.size());
-  reference::rms_norm_backward({.dy = dy_rows.data(),
-                                .x = x_rows.data(),
-                                .weight = weight.data(),
-                                .eps = eps,
-                                .num_rows = num_rows_,
-                                .width = static_cast<std::int64_t>(weight.size()),
-                                .dx = dx.data(),
-                                .dweight = dweight.data()});
-  result_.gradients[name + ".weight"] = std::move(dweight);
-  return dx;
-}
-
 void MlaBlock::rotate(Values& values, std::int64_t width, bool backward) const {
   if (r_ == 0) return;
   const auto pairs = config_.rope.interleave ? reference::RopePairs::interleaved : reference::RopePairs::halves;
@@ -308,11 +232,11 @@ void validate(const ModelConfig& config, const MlaReferenceWeights& weights, std
   if (config.attention != AttentionKind::mla) invalid_argument("{} is not an MLA model", config.name);
   if (seq < 1 || batch < 1) invalid_argument("seq {} and batch {} must be at least 1", seq, batch);
   for (const MlaReferenceWeight& weight : mla_reference_weights(config)) {
-    check_size(weight.name, weights.*weight.member, weight.shape, weight.optional);
+    reference::check_size(weight.name, weights.*weight.member, weight.shape, weight.optional);
   }
   const Shape data_shape = {seq, batch, config.hidden_size};
-  check_size("x", x, data_shape, false);
-  check_size("dy", dy, data_shape, true);
+  reference::check_size("x", x, data_shape, false);
+  reference::check_size("dy", dy, data_shape, true);
 }
 
 }  // namespace
@@ -344,9 +268,9 @@ std::vector<MlaReferenceWeight> mla_reference_weights(const ModelConfig& config)
 
 MlaReferenceResult mla_block_reference(const ModelConfig& config, const MlaReferenceWeights& weights, std::int64_t seq,
                                        std::int64_t batch, std::int64_t first_position, const std::vector<double>& x,
-                                       const std::vector<double>& dy, int num_threads) {
+                                       const std::vector<double>& dy, int num_threads, std::int64_t run_length) {
   validate(config, weights, seq, batch, x, dy);
-  MlaBlock block(config, weights, seq, batch, first_position, x, num_threads);
+  MlaBlock block(config, weights, seq, batch, first_position, run_length, x, num_threads);
   block.forward();
   if (!dy.empty()) block.backward(dy);
   return block.take_result();

@@ -30,23 +30,34 @@ Tensor kept(const Tensor& tensor, MemoryClass memory_class) {
 
 }  // namespace
 
-Tensor tokens_to_heads(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& local,
-                       MemoryClass memory_class) {
+Tensor views_to_heads(RankContext& ctx, const SequenceBlock& block, std::string_view name,
+                      const std::vector<Tensor>& to_rank, MemoryClass memory_class) {
   const int ranks = block.groups.inner->size();
-  if (ranks == 1) return kept(local, memory_class);
+  if (ranks == 1) return kept(to_rank.front(), memory_class);
   FunctionScope scope(ctx);
-  const HeadShards heads{local.size(1), ranks};
+  const Tensor& first = to_rank.front();
   const Tensor result =
-      ctx.empty(name, memory_class, local.dtype(), {block.group_rows(), heads.per_rank(), local.size(2)});
+      ctx.empty(name, memory_class, first.dtype(), {block.group_rows(), first.size(1), first.size(2)});
   std::vector<Tensor> send, receive;
   for (int peer = 0; peer < ranks; ++peer) {
-    const IndexRange theirs = heads.heads(peer), rows = rows_of(block, peer);
-    send.push_back(as_sent(ctx, scope, name, local.slice(1, theirs.begin, theirs.count)));
+    const IndexRange rows = rows_of(block, peer);
+    send.push_back(as_sent(ctx, scope, name, to_rank[static_cast<std::size_t>(peer)]));
     receive.push_back(result.slice(0, rows.begin, rows.count));
   }
   block.groups.inner->all_to_all(name, send, receive);
   ctx.observe(fmt::format("{} by heads", name), result);
   return result;
+}
+
+Tensor tokens_to_heads(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& local,
+                       MemoryClass memory_class) {
+  const HeadShards heads{local.size(1), block.groups.inner->size()};
+  std::vector<Tensor> to_rank;
+  for (int peer = 0; peer < heads.num_ranks; ++peer) {
+    const IndexRange theirs = heads.heads(peer);
+    to_rank.push_back(local.slice(1, theirs.begin, theirs.count));
+  }
+  return views_to_heads(ctx, block, name, to_rank, memory_class);
 }
 
 Tensor heads_to_tokens(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& by_heads,

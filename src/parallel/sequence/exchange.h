@@ -14,6 +14,10 @@ namespace isomer {
 /// [T, h, w] → [S', h/P, w] (all-to-all).
 Tensor tokens_to_heads(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& local,
                        MemoryClass memory_class);
+/// The same for heads that are no contiguous parts of one tensor: to_rank[i] [T, m, w] is what inner rank i gets of
+/// this rank's tokens; [S', m, w]. One inner rank: to_rank[0] itself.
+Tensor views_to_heads(RankContext& ctx, const SequenceBlock& block, std::string_view name,
+                      const std::vector<Tensor>& to_rank, MemoryClass memory_class);
 /// [S', h/P, w] → [T, h, w] (all-to-all).
 Tensor heads_to_tokens(RankContext& ctx, const SequenceBlock& block, std::string_view name, const Tensor& by_heads,
                        MemoryClass memory_class);

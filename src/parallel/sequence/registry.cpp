@@ -29,8 +29,11 @@ const std::vector<Entry>& entries(AttentionKind kind) {
       {"latent-gather", make_latent_gather, {"kv", "rows"}, {}},
       {"latent-ring", make_latent_ring, {"rows"}, {}},
   };
+  static const std::vector<Entry> grouped_query = {
+      {"explicit", make_explicit_gqa, {}, {"ring"}},
+      {"ring", make_ring_gqa, {}, {}},
+  };
   // clang-format on
-  static const std::vector<Entry> grouped_query = {};
   return kind == AttentionKind::mla ? latent : grouped_query;
 }
 
@@ -57,8 +60,13 @@ const Entry& runner_of(const Layout& layout, const SequenceLayout& axes, Attenti
   return axes.outer == "latent-ring" ? entry_of(parse_layout("latent-ring"), kind) : entry_of(layout, kind);
 }
 
-void check_recomputation(const Layout& layout, const Entry& entry) {
-  if (recompute_of(layout) != Recompute::up_projection || entry.name == "laga" || entry.name == "ring") return;
+void check_recomputation(const Layout& layout, const Entry& entry, AttentionKind kind) {
+  if (recompute_of(layout) != Recompute::up_projection) return;
+  if (kind == AttentionKind::gqa) {
+    invalid_argument("layout '{}': recompute=up-projection is for latent attention; grouped-query attention has none",
+                     to_string(layout));
+  }
+  if (entry.name == "laga" || entry.name == "ring") return;
   const bool rebuilt = entry.name == "latent-gather" || entry.name == "latent-ring";
   invalid_argument(
       "layout '{}': recompute=up-projection is for laga and ring; {} {}", to_string(layout), entry.name,
@@ -73,6 +81,15 @@ void check_options(const Layout& layout, const Entry& entry) {
       if (!known) invalid_argument("layout '{}': {} has no option '{}'", to_string(layout), entry.name, key);
     }
   }
+}
+
+/// True for a scheme that only the other kind of attention has.
+bool is_for_other_attention(const Layout& layout, AttentionKind kind) {
+  const auto has = [&](AttentionKind k) {
+    return std::any_of(entries(k).begin(), entries(k).end(),
+                       [&](const Entry& e) { return e.name == layout.innermost().name; });
+  };
+  return !has(kind) && has(kind == AttentionKind::mla ? AttentionKind::gqa : AttentionKind::mla);
 }
 
 /// Divisors of `heads` up to it, as text.
@@ -109,6 +126,11 @@ bool merges_parts(const SequenceLayout& axes) { return keeps_all_heads(axes.sche
 std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_ranks) {
   std::vector<Layout> layouts;
   for (const Entry& entry : entries(config.attention)) layouts.push_back(parse_layout(entry.name));
+  const auto other = config.attention == AttentionKind::mla ? AttentionKind::gqa : AttentionKind::mla;
+  for (const Entry& entry : entries(other)) {  // reported as omitted, with the reason
+    Layout layout = parse_layout(entry.name);
+    if (is_for_other_attention(layout, config.attention)) layouts.push_back(std::move(layout));
+  }
   const int inner = largest_inner(config.num_attention_heads, num_ranks);
   if (inner == 1) return layouts;
   for (const std::string_view outer : {"ring", "latent-ring"}) {
@@ -134,13 +156,18 @@ std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout, const
   }
   const Entry& runner = runner_of(layout, axes, config.attention);
   check_options(layout, runner);
-  check_recomputation(layout, runner);
+  check_recomputation(layout, runner, config.attention);
   if (recompute_of(layout) == Recompute::block) return recompute_block(runner.make(layout));
   return runner.make(layout);
 }
 
 std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_ranks, std::int64_t seq,
                       AttentionCore core) {
+  if (is_for_other_attention(layout, config.attention)) {
+    const bool latent = config.attention == AttentionKind::mla;
+    return fmt::format("'{}' is a scheme for {} attention; {} has {}", to_string(layout),
+                       latent ? "grouped-query" : "latent", config.name, latent ? "latent" : "grouped-query");
+  }
   entry_of(layout, config.attention);
   SequenceLayout axes;
   try {
