@@ -22,7 +22,7 @@ BY_HAND = [
 ]
 
 ALPHABETS = [
-    "abcdefghij ", "abc   \n\n\t\r", "0123456789,. ", "!?'\"()[]{}<>|&*+-_=/\\ \n", "ABCdefÀéÜßñ '", "中文字日本语 ひらカタ。、",
+    "²³¹¼½¾word \U00011de5\U00016ff4", "abcdefghij ", "abc   \n\n\t\r", "0123456789,. ", "!?'\"()[]{}<>|&*+-_=/\\ \n", "ABCdefÀéÜßñ '", "中文字日本语 ひらカタ。、",
     "אבגدهوпривет αβγ ", "\u0301\u0308\u0323e a\u093e\u093f", "😀👍🏽\u200d❤️🇩🇪 ", "\u00a0\u2003\u3000\u0085\u180e\u200b x\n", "\x00\x01\x0b\x0c\x1c\x7f a",
     "'sStTrReEvVmMlLdD ", "\U00031350\U0002ebf0\U0001fae8\U00011f55\u0ece\u2427 a", "<|endoftext|> [A][L][R][B]word ",
 ]
