@@ -250,6 +250,13 @@ TEST(Tokenizer, AHostilePatternEndsInAnError) {
   EXPECT_THROW(tokenizer.encode(std::string(60, 'a')), Error);
 }
 
+TEST(Tokenizer, LongRunsAreNoHostilePattern) {
+  // \s*[\r\n]+ walks back over all of the blanks before it gives up.
+  const Tokenizer tokenizer = golden_tokenizer("llama3");
+  const std::string text = std::string(11'000'000, ' ') + "x";
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+}
+
 TEST(Tokenizer, LoadsADirectory) {
   const TempFolder folder;
   folder.write("tokenizer.json", golden("gpt2")["tokenizer"].dump());
