@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the fuzzers: corpus/{safetensors,config}/{good,bad}-*. Deterministic; run it after adding one."""
+"""Writes the seeds of the fuzzers: corpus/{safetensors,config,tokenizer_json}/{good,bad}-*. Deterministic; run it after adding one."""
 
 import json
 import struct
@@ -102,7 +102,74 @@ def config_seeds():
     yield "bad-llama3", with_(llama, rope_scaling={"rope_type": "llama3", "factor": 8})
 
 
-for folder, seeds in (("safetensors", safetensors_seeds()), ("config", config_seeds())):
+def byte_characters():
+    """GPT-2's alphabet: the visible bytes as they are, the others from U+0100 on."""
+    visible = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
+    return [chr(c) for c in visible + [256 + i for i in range(256 - len(visible))]]
+
+
+def tokenizer_json_seeds():
+    vocab = {c: i for i, c in enumerate(byte_characters())}
+    for token in ("in", "Ġw", "Ġwo", "ing"):
+        vocab[token] = len(vocab)
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    plain = {**level, "use_regex": False}
+    token = lambda i, content, **flags: {"id": 260 + i, "content": content, "single_word": False, "lstrip": False,
+                                         "rstrip": False, "normalized": False, "special": True, **flags}
+    split = lambda pattern, behavior="Isolated", invert=False: {
+        "type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
+    steps = lambda *items: {"type": "Sequence", "pretokenizers": list(items)}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+             "vocab": vocab, "merges": [["i", "n"], ["Ġ", "w"], ["Ġw", "o"], ["in", "g"]]}
+    base = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [token(0, "<|endoftext|>")],
+            "normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level, "model": model}
+    with_ = lambda **changes: json.dumps({**base, **changes}, ensure_ascii=False, separators=(",", ":")).encode()
+    with_model = lambda **changes: with_(model={**model, **changes})
+    begin = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}},
+                                                      {"Sequence": {"id": "A", "type_id": 0}}],
+             "pair": [], "special_tokens": {"x": {"id": "x", "ids": [260], "tokens": ["x"]}}}
+    yield "good-plain", with_()
+    yield "good-text-merges", with_model(merges=["i n", "Ġ w", "Ġw o", "in g"], ignore_merges=True)
+    yield "good-sequence", with_(pre_tokenizer=steps({"type": "Digits", "individual_digits": True}, split("\\s+", "Removed"),
+                                                     split("[a-e]", "MergedWithNext", True), plain))
+    yield "good-flags", with_(added_tokens=[token(0, "[A]", lstrip=True, rstrip=True), token(1, "word", single_word=True),
+                                            token(2, "<|", normalized=True), token(3, "<|endoftext|>")])
+    yield "good-template", with_(post_processor={"type": "Sequence", "processors": [level, begin]})
+    yield "good-backtracking", with_(pre_tokenizer=steps(split("(?:(?:[a-z]+)+)+[!?]"), plain))
+    yield "bad-nothing", b""
+    yield "bad-array", b"[]"
+    yield "bad-nested", b'{"model":' + b"[" * 3000
+    yield "bad-duplicate-key", b'{"model":1,"model":1}'
+    yield "bad-no-model", b"{}"
+    yield "bad-model-kind", with_model(type="WordPiece")
+    yield "bad-vocab-array", with_model(vocab=[["a", 0]])
+    yield "bad-vocab-short", with_model(vocab={"a": 0})
+    yield "bad-vocab-id-twice", with_model(vocab={**vocab, "in": 0})
+    yield "bad-vocab-id-huge", with_model(vocab={**vocab, "in": 2**31})
+    yield "bad-vocab-id-gap", with_model(vocab={**vocab, "in": 100000})
+    yield "bad-vocab-id-negative", with_model(vocab={**vocab, "in": -1})
+    yield "bad-merges-unknown", with_model(merges=[["i", "☃"]])
+    yield "bad-merges-result", with_model(merges=[["i", "i"]])
+    yield "bad-merges-number", with_model(merges=[7])
+    yield "bad-merges-one", with_model(merges=["in"])
+    yield "bad-dropout", with_model(dropout=0.5)
+    yield "bad-normalizer", with_(normalizer={"type": "NFC"})
+    yield "bad-decoder", with_(decoder=None)
+    yield "bad-pre-tokenizer", with_(pre_tokenizer={"type": "Metaspace"})
+    yield "bad-pattern", with_(pre_tokenizer=steps(split("(("), plain))
+    yield "bad-pattern-verb", with_(pre_tokenizer=steps(split("(*LIMIT_MATCH=1)a"), plain))
+    yield "bad-pattern-nested", with_(pre_tokenizer=steps(split("(" * 500 + ")" * 500), plain))
+    yield "bad-pattern-repeat", with_(pre_tokenizer=steps(split("(?:(?:a{60000}){60000})"), plain))
+    yield "bad-sequence-nested", with_(pre_tokenizer=steps(*[steps(split("a"))] * 70, plain))
+    yield "bad-token-id", with_(added_tokens=[token(5, "<|endoftext|>")])
+    yield "bad-token-empty", with_(added_tokens=[token(0, "")])
+    yield "bad-token-twice", with_(added_tokens=[token(0, "a b"), token(0, "a b")])
+    yield "bad-template", with_(post_processor={**begin, "special_tokens": {"x": {"ids": [261]}}})
+
+
+for folder, seeds in (("safetensors", safetensors_seeds()), ("config", config_seeds()),
+                      ("tokenizer_json", tokenizer_json_seeds())):
     (HERE / "corpus" / folder).mkdir(parents=True, exist_ok=True)
     for name, content in seeds:
         (HERE / "corpus" / folder / name).write_bytes(content)

@@ -17,6 +17,7 @@
 #include "model/config.h"
 #include "model/json_text.h"
 #include "model/safetensors.h"
+#include "model/tokenizer.h"
 
 namespace isomer::fuzz {
 
@@ -76,6 +77,23 @@ inline bool config(const std::uint8_t* data, std::size_t size) {
     ISOMER_CHECK(scale > 0 && scale < 1e9, "softmax scale {}", scale);
     ISOMER_CHECK(num_parameters(parsed) > 0 && num_attention_parameters(parsed) > 0, "no parameters");
     ISOMER_CHECK(cache_elements_per_token(parsed) > 0, "no cache");
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// A tokenizer.json, which then has to encode and decode a text. True if it was accepted.
+inline bool tokenizer_json(const std::uint8_t* data, std::size_t size) {
+  try {
+    const Tokenizer tokenizer = Tokenizer::parse(std::string_view(reinterpret_cast<const char*>(data), size), "fuzz");
+    // A pattern may need more steps than it's given: that is an error too, and says nothing against the file.
+    try {
+      const auto ids =
+          tokenizer.encode("It's 12345 caf\u00e9s,\n\n  \u4e2d\u6587 \U0001fae8<|endoftext|> [A] word", true);
+      for (const std::int32_t id : ids) ISOMER_CHECK(tokenizer.token_of(id).has_value(), "no token {}", id);
+      tokenizer.decode(ids);
+    } catch (const Error&) {}
     return true;
   } catch (const Error&) {
     return false;

@@ -39,8 +39,12 @@ AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens) : tokens_(std
   std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.content < b.content; });
   for (const AddedToken& token : tokens_) begins_[static_cast<unsigned char>(token.content.front())] = true;
   const bool words = std::any_of(tokens_.begin(), tokens_.end(), [](const auto& t) { return t.single_word; });
-  // \w as Rust's regex has it, which the reference uses here.
-  if (words) word_.emplace(R"([\w\x{200c}\x{200d}])", Pattern::Kind::regex, "added_tokens: single_word");
+  // \w as Rust's regex has it, which the reference uses here: Oniguruma's but for six numbers of Latin-1, and the
+  // joiners.
+  if (words) {
+    word_.emplace(R"((?![\x{b2}\x{b3}\x{b9}\x{bc}-\x{be}])[\w\x{200c}\x{200d}])", Pattern::Kind::regex,
+                  "added_tokens: single_word");
+  }
 }
 
 const AddedToken* AddedTokenFinder::longest_at(std::string_view text) const {

@@ -3,7 +3,9 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 
 #include "core/error.h"
 #include "model/json_text.h"
@@ -14,8 +16,9 @@ namespace isomer {
 namespace {
 
 constexpr std::size_t kMaxPatternBytes = 1 << 16;
-constexpr std::uint32_t kMaxGroups = 100;          // nested
-constexpr std::uint32_t kMaxSteps = 10'000'000;    // of one match attempt
+constexpr std::uint32_t kMaxGroups = 100;  // nested
+// Steps of one attempt: a run of blanks may be walked back from its end to its beginning, a few times at most.
+constexpr std::uint64_t kMinSteps = 10'000'000, kStepsPerByte = 16;
 constexpr std::uint32_t kMaxHeapKib = 256 * 1024;  // of the interpreter
 
 std::string message_of(int code) {
@@ -32,7 +35,6 @@ PatternScratch::PatternScratch()
     : match_data_(pcre2_match_data_create(1, nullptr)), match_context_(pcre2_match_context_create(nullptr)) {
   ISOMER_CHECK(match_data_ != nullptr && match_context_ != nullptr, "PCRE2 got no memory");
   auto* context = static_cast<pcre2_match_context*>(match_context_);
-  pcre2_set_match_limit(context, kMaxSteps);
   pcre2_set_heap_limit(context, kMaxHeapKib);
 }
 
@@ -69,6 +71,8 @@ std::optional<PatternMatch> Pattern::find(std::string_view text, std::size_t fro
   auto* data = static_cast<pcre2_match_data*>(scratch.match_data_);
   auto* context = static_cast<pcre2_match_context*>(scratch.match_context_);
   const std::uint32_t options = PCRE2_NO_UTF_CHECK;
+  const std::uint64_t steps = kMinSteps + kStepsPerByte * (text.size() - from);
+  pcre2_set_match_limit(context, static_cast<std::uint32_t>(std::min<std::uint64_t>(steps, UINT32_MAX)));
   int result = pcre2_match(code, units(text), text.size(), from, options, data, context);
   if (result == PCRE2_ERROR_JIT_STACKLIMIT) {  // the interpreter keeps its state on the heap
     result = pcre2_match(code, units(text), text.size(), from, options | PCRE2_NO_JIT, data, context);

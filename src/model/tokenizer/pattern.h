@@ -35,7 +35,7 @@ class Pattern {
   Pattern(std::string_view pattern, Kind kind, std::string_view field);
 
   /// The first match that begins at `from` or later; looking behind sees all of `text`, which must be valid UTF-8.
-  /// Throws isomer::Error where a match needs more than ten million steps.
+  /// Throws isomer::Error where a match needs more than ten million steps and 16 for each byte.
   std::optional<PatternMatch> find(std::string_view text, std::size_t from, PatternScratch& scratch) const;
 
  private:

@@ -14,6 +14,7 @@ namespace isomer {
 namespace {
 
 constexpr std::int64_t kMaxId = (1 << 22) - 1;
+constexpr std::int64_t kMaxGaps = 1 << 16;  // ids without a token
 constexpr std::size_t kMaxTokenBytes = 1 << 16;
 
 void put_token(TokenizerData& data, std::int32_t id, const std::string& content, const Field& field) {
@@ -29,9 +30,10 @@ void put_token(TokenizerData& data, std::int32_t id, const std::string& content,
 
 void read_vocab(TokenizerData& data, const Field& vocab) {
   if (!vocab.json().is_object()) vocab.fail("an object of token → id");
+  const std::int64_t highest = std::min(kMaxId, static_cast<std::int64_t>(vocab.json().size()) + kMaxGaps);
   for (const auto& [content, id] : vocab.json().items()) {
     const Field field(id, fmt::format("{}[\"{}\"]", vocab.place(), printable(content)));
-    put_token(data, static_cast<std::int32_t>(field.integer(0, kMaxId)), content, field);
+    put_token(data, static_cast<std::int32_t>(field.integer(0, highest)), content, field);
   }
 }
 

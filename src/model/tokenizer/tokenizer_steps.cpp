@@ -57,7 +57,9 @@ void add_byte_level(PreTokenizer& result, const Field& step) {
 void add_digits(PreTokenizer& result, const Field& step) {
   step.only({"type", "individual_digits"});
   const auto behavior = step.flag("individual_digits", false) ? SplitBehavior::isolated : SplitBehavior::contiguous;
-  result.add_split(Pattern("\\p{N}", Pattern::Kind::regex, step.place()), behavior, false);
+  // Rust's char::is_numeric, of Unicode 17, which brought thirteen.
+  constexpr std::string_view kNumeric = R"([\p{N}\x{11de0}-\x{11de9}\x{16ff4}-\x{16ff6}])";
+  result.add_split(Pattern(kNumeric, Pattern::Kind::regex, step.place()), behavior, false);
 }
 
 /// The ids of one side of a template; the sequence itself divides the sides.
