@@ -1,20 +1,47 @@
 #include "parallel/sequence/heads.h"
 
+#include <algorithm>
+
 namespace isomer {
+
+namespace {
+
+/// Ends of the documents of sequence `b`, increasing; the last is the sequence's.
+std::vector<std::int64_t> document_ends(const SequenceBlock& block, std::int64_t b) {
+  std::vector<std::int64_t> ends;
+  if (!block.document_starts.empty()) {
+    for (const std::int64_t start : block.document_starts.at(static_cast<std::size_t>(b))) {
+      if (start > 0) ends.push_back(start);
+    }
+  }
+  ends.push_back(block.tokens.seq);
+  return ends;
+}
+
+}  // namespace
 
 std::vector<TokenRun> runs_of(const SequenceBlock& block, const std::vector<IndexRange>& positions) {
   const std::int64_t batch = block.tokens.batch;
   std::vector<TokenRun> runs;
+  int first_segment = 0;  // of the sequence
   for (std::int64_t b = 0; b < batch; ++b) {
+    const auto ends = document_ends(block, b);
     std::int64_t passed = 0;
     for (const IndexRange& range : positions) {
-      runs.push_back({.row = passed * batch + b,
-                      .row_stride = batch,
-                      .length = range.count,
-                      .position = block.first_position + range.begin,
-                      .segment = static_cast<int>(b)});
+      std::int64_t begin = range.begin;
+      for (std::size_t document = 0; document < ends.size() && begin < range.end(); ++document) {
+        const std::int64_t end = std::min(ends[document], range.end());
+        if (end <= begin) continue;
+        runs.push_back({.row = (passed + begin - range.begin) * batch + b,
+                        .row_stride = batch,
+                        .length = end - begin,
+                        .position = block.first_position + begin,
+                        .segment = first_segment + static_cast<int>(document)});
+        begin = end;
+      }
       passed += range.count;
     }
+    first_segment += static_cast<int>(ends.size());
   }
   return runs;
 }

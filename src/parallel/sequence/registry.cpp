@@ -57,8 +57,13 @@ const Entry& runner_of(const Layout& layout, const SequenceLayout& axes, Attenti
   return axes.outer == "latent-ring" ? entry_of(parse_layout("latent-ring"), kind) : entry_of(layout, kind);
 }
 
-void check_recomputation(const Layout& layout, const Entry& entry) {
-  if (recompute_of(layout) != Recompute::up_projection || entry.name == "laga" || entry.name == "ring") return;
+void check_recomputation(const Layout& layout, const Entry& entry, AttentionKind kind) {
+  if (recompute_of(layout) != Recompute::up_projection) return;
+  if (kind != AttentionKind::mla) {
+    invalid_argument("layout '{}': recompute=up-projection is for latent attention; use recompute=attention or block",
+                     to_string(layout));
+  }
+  if (entry.name == "laga" || entry.name == "ring") return;
   const bool rebuilt = entry.name == "latent-gather" || entry.name == "latent-ring";
   invalid_argument(
       "layout '{}': recompute=up-projection is for laga and ring; {} {}", to_string(layout), entry.name,
@@ -134,7 +139,7 @@ std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout, const
   }
   const Entry& runner = runner_of(layout, axes, config.attention);
   check_options(layout, runner);
-  check_recomputation(layout, runner);
+  check_recomputation(layout, runner, config.attention);
   if (recompute_of(layout) == Recompute::block) return recompute_block(runner.make(layout));
   return runner.make(layout);
 }

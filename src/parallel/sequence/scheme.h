@@ -24,6 +24,9 @@ struct SequenceBlock {
   SequenceGroups groups;
   AttentionCore core = AttentionCore::fused;
   std::int64_t first_position = 0;
+  /// Packed documents: for each sequence of the batch the positions at which a document begins, increasing; tokens see
+  /// their own document only. Empty: each sequence is one document.
+  std::vector<std::vector<std::int64_t>> document_starts;
 
   int inner_rank() const { return groups.inner->rank(); }  // index in the group
   int group() const { return groups.outer->rank(); }
