@@ -62,8 +62,8 @@ const Entry& runner_of(const Layout& layout, const SequenceLayout& axes, Attenti
 
 void check_recomputation(const Layout& layout, const Entry& entry, AttentionKind kind) {
   if (recompute_of(layout) != Recompute::up_projection) return;
-  if (kind == AttentionKind::gqa) {
-    invalid_argument("layout '{}': recompute=up-projection is for latent attention; grouped-query attention has none",
+  if (kind != AttentionKind::mla) {
+    invalid_argument("layout '{}': recompute=up-projection is for latent attention; use recompute=attention or block",
                      to_string(layout));
   }
   if (entry.name == "laga" || entry.name == "ring") return;
