@@ -94,10 +94,29 @@ inline RopeConfig make_rope_config(const nlohmann::json& json) {
   return rope;
 }
 
-/// The file's configuration; an inner norm or a bias is there if its tensor is.
+inline MoeConfig make_moe_config(const nlohmann::json& json) {
+  const auto integer = [&](const char* key) { return value_or<std::int64_t>(json, key, 0); };
+  MoeConfig moe;
+  moe.n_routed_experts = integer("n_routed_experts");
+  if (moe.n_routed_experts == 0) return moe;
+  moe.num_experts_per_tok = integer("num_experts_per_tok");
+  moe.n_shared_experts = integer("n_shared_experts");
+  moe.moe_intermediate_size = integer("moe_intermediate_size");
+  moe.first_k_dense_replace = integer("first_k_dense_replace");
+  moe.n_group = integer("n_group");
+  moe.topk_group = integer("topk_group");
+  moe.norm_topk_prob = json.at("norm_topk_prob").get<bool>();
+  moe.routed_scaling_factor = json.at("routed_scaling_factor").get<double>();
+  if (json.at("topk_method") != "noaux_tc") throw std::runtime_error("golden files have V3's router alone");
+  moe.router = RouterKind::sigmoid_noaux_tc;
+  return moe;
+}
+
+/// The file's configuration, of a block or of a model; an inner norm or a bias is there if its tensor is.
 inline ModelConfig make_model_config(const GoldenFile& golden) {
   const nlohmann::json json = golden.config_json();
   const auto integer = [&](const char* key) { return value_or<std::int64_t>(json, key, 0); };
+  const auto has = [&](const std::string& name) { return golden.has(name) || golden.has("model.layers.0." + name); };
   ModelConfig config;
   config.name = "golden";
   config.model_type = json.at("model_type").get<std::string>();
@@ -114,11 +133,13 @@ inline ModelConfig make_model_config(const GoldenFile& golden) {
   config.qk_nope_head_dim = integer("qk_nope_head_dim");
   config.qk_rope_head_dim = integer("qk_rope_head_dim");
   config.v_head_dim = integer("v_head_dim");
-  config.kv_a_layernorm = golden.has("self_attn.kv_a_layernorm.weight");
+  config.kv_a_layernorm = has("self_attn.kv_a_layernorm.weight");
   config.rms_norm_eps = json.at("rms_norm_eps").get<double>();
-  config.attention_bias = golden.has("self_attn.o_proj.bias");
+  config.attention_bias = has("self_attn.o_proj.bias");
   config.max_position_embeddings = integer("max_position_embeddings");
   config.rope = make_rope_config(json);
+  config.tie_word_embeddings = value_or(json, "tie_word_embeddings", false);
+  config.moe = make_moe_config(json);
   return config;
 }
 

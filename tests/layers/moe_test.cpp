@@ -29,8 +29,8 @@ MoeProblem make_problem(const ModelConfig& config, DType dtype, std::int64_t tok
 /// Runs with `source` and holds everything against the reference with the same choice.
 FfnOutcome expect_agreement(const MoeProblem& p, const RoutingSource& source = {}) {
   const FfnOutcome outcome = run_ffn(p.config, p.weights, p.x, p.dy, source);
-  const auto expected = ffn_reference(p.config, widened_ffn_weights(p.weights), values_of(p.x), values_of(p.dy),
-                                      outcome.routing.experts);
+  const auto expected =
+      ffn_reference(p.config, widened_ffn_weights(p.weights), values_of(p.x), values_of(p.dy), outcome.routing.experts);
   const DType dtype = p.x.dtype();
   expect_ffn(outcome, expected, ffn_bound(dtype));
   // x normed is rounded to bfloat16 before the router; a score's slope is at most 1/4 in logits of size 5.

@@ -105,7 +105,8 @@ TEST(Router, ScoresAreFloat32BesideBfloat16) {
 TEST(Router, NanScoresStillGiveDifferentExperts) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto experts =
-      route_logits(router_config(RouterKind::sigmoid_noaux_tc, 8, 4, 4, 2), std::vector<double>(8, nan)).routing.experts;
+      route_logits(router_config(RouterKind::sigmoid_noaux_tc, 8, 4, 4, 2), std::vector<double>(8, nan))
+          .routing.experts;
   EXPECT_EQ(std::set<std::int32_t>(experts.begin(), experts.end()).size(), 4);
 }
 
