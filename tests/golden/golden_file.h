@@ -95,20 +95,24 @@ inline RopeConfig make_rope_config(const nlohmann::json& json) {
 }
 
 inline MoeConfig make_moe_config(const nlohmann::json& json) {
-  const auto integer = [&](const char* key) { return value_or<std::int64_t>(json, key, 0); };
   MoeConfig moe;
-  moe.n_routed_experts = integer("n_routed_experts");
+  const auto integer = [&](const char* key, std::int64_t otherwise) {
+    return value_or<std::int64_t>(json, key, otherwise);
+  };
+  moe.n_routed_experts = integer("n_routed_experts", 0);
   if (moe.n_routed_experts == 0) return moe;
-  moe.num_experts_per_tok = integer("num_experts_per_tok");
-  moe.n_shared_experts = integer("n_shared_experts");
-  moe.moe_intermediate_size = integer("moe_intermediate_size");
-  moe.first_k_dense_replace = integer("first_k_dense_replace");
-  moe.n_group = integer("n_group");
-  moe.topk_group = integer("topk_group");
+  moe.num_experts_per_tok = integer("num_experts_per_tok", 0);
+  moe.n_shared_experts = integer("n_shared_experts", 0);
+  moe.moe_intermediate_size = integer("moe_intermediate_size", 0);
+  moe.first_k_dense_replace = integer("first_k_dense_replace", 0);
+  moe.n_group = integer("n_group", 1);
+  moe.topk_group = integer("topk_group", 1);
   moe.norm_topk_prob = json.at("norm_topk_prob").get<bool>();
   moe.routed_scaling_factor = json.at("routed_scaling_factor").get<double>();
-  if (json.at("topk_method") != "noaux_tc") throw std::runtime_error("golden files have V3's router alone");
-  moe.router = RouterKind::sigmoid_noaux_tc;
+  const auto method = json.at("topk_method").get<std::string>();
+  moe.router = method == "noaux_tc" ? RouterKind::sigmoid_noaux_tc
+               : method == "greedy" ? RouterKind::softmax_greedy
+                                    : RouterKind::softmax_group_limited;
   return moe;
 }
 
@@ -137,6 +141,7 @@ inline ModelConfig make_model_config(const GoldenFile& golden) {
   config.rms_norm_eps = json.at("rms_norm_eps").get<double>();
   config.attention_bias = has("self_attn.o_proj.bias");
   config.max_position_embeddings = integer("max_position_embeddings");
+  config.dim_model_base = value_or(json, "dim_model_base", 0.0);
   config.rope = make_rope_config(json);
   config.tie_word_embeddings = value_or(json, "tie_word_embeddings", false);
   config.moe = make_moe_config(json);

@@ -1,4 +1,4 @@
-"""Makes the golden files of this folder with mla_oracle.py.
+"""Makes the golden files of this folder with mla_oracle.py and ffn_oracle.py.
 
     python3 tests/golden/make_golden.py            verify gradients, write *.safetensors beside this script
     python3 tests/golden/make_golden.py --check    verify, and compare with the files that are there
@@ -17,6 +17,7 @@ import zlib
 
 import numpy as np
 
+import ffn_oracle
 import mla_oracle as oracle
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -134,6 +135,31 @@ def cases():
         "gqa_llama3": (gqa_config(rope_scaling=LLAMA3), 16, 2, 9001, False, True),
         "gqa_biases_linear": (qwen, 13, 1, 321, True, True),
     }
+
+
+def ffn_config(**changes):
+    """A HF-style config of a scaled-down layer with experts."""
+    config = {
+        "model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 24, "intermediate_size": 20,
+        "num_hidden_layers": 1, "moe_intermediate_size": 10, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "topk_method": "noaux_tc", "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-5,
+    }
+    config.update(changes)
+    return config
+
+
+def ffn_cases():
+    """Case name -> (config, number of tokens)."""
+    v2 = ffn_config(model_type="deepseek_v2", topk_method="group_limited_greedy", norm_topk_prob=False,
+                    routed_scaling_factor=16.0, n_shared_experts=1)
+    return {"ffn_v3": (ffn_config(), 13), "ffn_v2_groups": (v2, 12)}
+
+
+def head_case():
+    """(config, number of tokens) of a dense layer and the head after it, MiniCPM3's division of logits included."""
+    config = ffn_config(model_type="minicpm3", dim_model_base=6, vocab_size=41)
+    return {key: config[key] for key in config if "expert" not in key and "topk" not in key}, 11
 
 
 def table_cases():
@@ -284,6 +310,67 @@ def block_file(case, config, seq, batch, offset, biases, kv_norm):
     return safetensors_bytes(tensors, metadata)
 
 
+def ffn_weights(case, config):
+    """Seeded weights of a layer's second half; router logits with a spread of 3."""
+    weights = {}
+    for name, shape in ffn_oracle.ffn_shapes(config).items():
+        if len(shape) == 1:
+            weights[name] = random_tensor(case, name, shape, std=0.3, mean=1.0 if "layernorm" in name else 0.0)
+        else:
+            gain = 3.0 if name == "mlp.gate.weight" else 1.0
+            weights[name] = random_tensor(case, name, shape, std=gain / math.sqrt(shape[1]))
+    return weights
+
+
+def verify_choice(case, config, weights, tape):
+    """The choice must not hang on rounding, nor on the steps of verify_gradients."""
+    scores, bias = tape["scores"], weights.get("mlp.gate.e_score_correction_bias", 0.0)
+    for sign in (-1, 1):
+        for e in range(scores.shape[1]):
+            moved = scores.copy()
+            moved[:, e] *= 1 + sign * 1e-2
+            assert np.array_equal(np.sort(ffn_oracle.choose(config, moved, bias)), np.sort(tape["experts"])), (case, e)
+
+
+def ffn_file(case, config, num_tokens):
+    """Bytes of a golden file of a layer's second half, its gradients verified."""
+    weights = ffn_weights(case, config)
+    x = random_tensor(case, "x", (num_tokens, config["hidden_size"]))
+    dy = random_tensor(case, "dy", x.shape)
+    y, tape = ffn_oracle.ffn_forward(config, weights, x)
+    verify_choice(case, config, weights, tape)
+    dx, grads = ffn_oracle.ffn_backward(config, weights, tape, dy)
+    trained = {name: tensor for name, tensor in weights.items() if name in grads}
+    verify_gradients(case, lambda: ffn_oracle.ffn_forward(config, weights, x), trained, x, dy, dx, grads)
+    tensors = {**weights, "x": x, "y": y, "dy": dy, "dx": dx, **{"grad." + name: grads[name] for name in trained}}
+    tensors.update({"intermediate.scores": tape["scores"], "intermediate.experts": tape["experts"].astype(float)})
+    tensors["intermediate.weights"] = np.take_along_axis(tape["weights"], tape["experts"], axis=-1)
+    return safetensors_bytes(tensors, {"config": json.dumps(config)})
+
+
+def head_file(case, config, num_tokens):
+    """Bytes of the golden file of a dense layer and the head behind it: the loss sum's gradients through both."""
+    weights = ffn_weights(case, config)
+    weights["norm.weight"] = random_tensor(case, "norm.weight", (config["hidden_size"],), std=0.3, mean=1.0)
+    weights["lm_head.weight"] = random_tensor(case, "lm_head.weight", (config["vocab_size"], config["hidden_size"]))
+    x = random_tensor(case, "x", (num_tokens, config["hidden_size"]))
+    targets = np.array([t * 17 % config["vocab_size"] if t % 4 != 2 else -1 for t in range(num_tokens)])
+
+    def forward():
+        y, tape = ffn_oracle.ffn_forward(config, weights, x)
+        loss, head_tape = ffn_oracle.head_forward(config, weights, y, targets)
+        return np.array(loss), tape, head_tape, y
+
+    loss, tape, head_tape, y = forward()
+    dy, head_grads = ffn_oracle.head_backward(weights, head_tape, targets)
+    dx, grads = ffn_oracle.ffn_backward(config, weights, tape, dy)
+    grads.update(head_grads)
+    verify_gradients(case, forward, weights, x, np.array(1.0), dx, grads)
+    tensors = {**weights, "x": x, "y": y, "dy": dy, "dx": dx, **{"grad." + name: grads[name] for name in weights}}
+    tensors.update({"targets": targets.astype(float), "losses": head_tape["losses"], "logits": head_tape["logits"]})
+    return safetensors_bytes(tensors, {"config": json.dumps(config)})
+
+
 def tables_file():
     """Bytes of rope_tables.safetensors: cos and sin of every scaling, described in the metadata's `tables`."""
     tensors, described = {}, {}
@@ -314,6 +401,8 @@ def main():
     check = parser.parse_args().check
     verify_constants()
     files = {case: block_file(case, *arguments) for case, arguments in cases().items()}
+    files.update({case: ffn_file(case, *arguments) for case, arguments in ffn_cases().items()})
+    files["dense_head"] = head_file("dense_head", *head_case())
     files["rope_tables"] = tables_file()
     bad = False
     for name, raw in files.items():

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "kernels/elementwise.h"
 #include "layers/ffn.h"
 #include "layers/reference/ffn.h"
 #include "tensor_values.h"
@@ -32,8 +33,8 @@ inline LayerWeights make_ffn_weights(const ModelConfig& config, DType dtype, std
   }
   w.moe.gate = matrix(moe.n_routed_experts, hidden, 3);
   if (moe.router == RouterKind::sigmoid_noaux_tc) {
-    w.moe.e_score_correction_bias = tensor_of(noise_values(++seed, moe.n_routed_experts, 0.1),
-                                              statistic_dtype(dtype), {moe.n_routed_experts});
+    w.moe.e_score_correction_bias =
+        tensor_of(noise_values(++seed, moe.n_routed_experts, 0.1), statistic_dtype(dtype), {moe.n_routed_experts});
   }
   for (std::int64_t e = 0; e < moe.n_routed_experts; ++e) w.moe.experts.push_back(mlp(moe.moe_intermediate_size));
   if (moe.n_shared_experts > 0) w.moe.shared_experts = mlp(moe.n_shared_experts * moe.moe_intermediate_size);
@@ -119,10 +120,8 @@ inline void expect_ffn(const FfnOutcome& outcome, const FfnReferenceResult& expe
 }
 
 /// float64 and float32: sums of at most some hundred terms, an exp, divisions: some ten ε. bfloat16: x normed, gate,
-/// up, activation, outputs and their gradients round to 8 bits, half an ε each, up to eight deep; the largest value of a
-/// gradient of few terms is no larger than one of them.
-inline double ffn_bound(DType dtype) {
-  return dtype == DType::bf16 ? 6 * epsilon_of(dtype) : 64 * epsilon_of(dtype);
-}
+/// up, activation, outputs and their gradients round to 8 bits, half an ε each, up to eight deep; the largest value of
+/// a gradient of few terms is no larger than one of them.
+inline double ffn_bound(DType dtype) { return dtype == DType::bf16 ? 6 * epsilon_of(dtype) : 64 * epsilon_of(dtype); }
 
 }  // namespace isomer::testing

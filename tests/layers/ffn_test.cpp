@@ -1,7 +1,6 @@
 // SwiGLU with its norm and residual against the float64 reference, and the reference against finite differences.
 #include <gtest/gtest.h>
 
-#include "kernels/elementwise.h"
 #include "layers/ffn_fixture.h"
 
 namespace isomer {
