@@ -66,14 +66,14 @@ void write_json(const std::string& file, const nlohmann::json& json) {
   if (!out) throw Error(fmt::format("--json {}: can't be written", file));
 }
 
-int run_laga(const ClaimsArguments& a) {
+int run_claims(ClaimsReport (*find)(const ClaimsOptions&), const ClaimsArguments& a) {
   ClaimsReport report;
   {
     Progress progress;
-    report = laga_claims(
-        {.only = a.only, .quick = a.quick, .seed = parse_seed(a.seed), .progress = [&](const std::string& what) {
-           progress.show(what);
-         }});
+    report =
+        find({.only = a.only, .quick = a.quick, .seed = parse_seed(a.seed), .progress = [&](const std::string& what) {
+                progress.show(what);
+              }});
   }
   print_report(report);
   if (!a.json_file.empty()) write_json(a.json_file, to_json(report));
@@ -86,14 +86,19 @@ void add_claims(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("claims", "print each published claim beside what Isomer finds, and the verdict");
   command->require_subcommand(1);
-  auto a = std::make_shared<ClaimsArguments>();
-  CLI::App* laga =
-      command->add_subcommand("laga", "LAGA (arXiv 2607.17644): sequence-parallel training of latent attention");
-  laga->add_option("--json", a->json_file, "write claims and evidence as JSON");
-  laga->add_option("--only", a->only, "ids, separated by commas (L1,L4)")->delimiter(',');
-  laga->add_option("--seed", a->seed, "of weights, inputs and output gradients of real runs")->capture_default_str();
-  laga->add_flag("--quick", a->quick, "real runs at tiny sizes");
-  laga->callback([a, &exit_code] { exit_code = run_laga(*a); });
+  const auto add = [&](const char* name, const char* description, ClaimsReport (*find)(const ClaimsOptions&),
+                       const char* example) {
+    auto a = std::make_shared<ClaimsArguments>();
+    CLI::App* part = command->add_subcommand(name, description);
+    part->add_option("--json", a->json_file, "write claims and evidence as JSON");
+    part->add_option("--only", a->only, fmt::format("ids, separated by commas ({})", example))->delimiter(',');
+    part->add_option("--seed", a->seed, "of weights, inputs and output gradients of real runs")->capture_default_str();
+    part->add_flag("--quick", a->quick, "real runs at tiny sizes, short sweeps");
+    part->callback([a, find, &exit_code] { exit_code = run_claims(find, *a); });
+  };
+  add("laga", "LAGA (arXiv 2607.17644): sequence-parallel training of latent attention", laga_claims, "L1,L4");
+  add("beyond", "what none of the papers has: latent-gather and latent-ring, beyond the number of heads", beyond_claims,
+      "B1");
 }
 
 }  // namespace isomer

@@ -37,34 +37,32 @@ struct CompareArguments {
   bool dry_run = false;
 };
 
-std::vector<Layout> layouts_of(const std::string& text) {
-  if (text != "all") {
-    std::vector<Layout> given = parse_layouts(text);
-    std::set<std::string> seen;
-    for (const Layout& layout : given) {
-      if (!seen.insert(to_string(layout)).second) invalid_argument("--schemes: '{}' is given twice", to_string(layout));
-    }
-    return given;
+std::vector<Layout> given_layouts(const std::string& text) {
+  std::vector<Layout> given = parse_layouts(text);
+  std::set<std::string> seen;
+  for (const Layout& layout : given) {
+    if (!seen.insert(to_string(layout)).second) invalid_argument("--schemes: '{}' is given twice", to_string(layout));
   }
-  std::vector<Layout> layouts;
-  // Also those for the other kind of attention: they are omitted with the reason.
-  for (const std::string& name : sequence_scheme_names(AttentionKind::mla)) layouts.push_back(parse_layout(name));
-  for (const std::string& name : sequence_scheme_names(AttentionKind::gqa)) {
-    const auto known = [&](const Layout& layout) { return layout.innermost().name == name; };
-    if (std::none_of(layouts.begin(), layouts.end(), known)) layouts.push_back(parse_layout(name));
-  }
-  return layouts;
+  return given;
 }
 
-/// --ranks, or the product of the first layout's axes.
+/// --ranks, or the largest product of a layout's axes, or 2 where no axis has a size.
 int num_ranks_of(const CompareArguments& arguments, const std::vector<Layout>& layouts) {
-  int ranks = arguments.ranks;
+  std::int64_t ranks = arguments.ranks;
   if (ranks == 0) {
-    for (const Layout& layout : layouts) ranks = std::max(ranks, layout.innermost().size);
+    for (const Layout& layout : layouts) {
+      std::int64_t product = 1;
+      bool sized = false;
+      for (const LayoutAxis& axis : layout.axes) {
+        sized = sized || axis.size > 0;
+        product = std::min<std::int64_t>(product * std::max(axis.size, 1), std::int64_t{kMaxRanks} + 1);
+      }
+      if (sized) ranks = std::max(ranks, product);
+    }
     if (ranks == 0) ranks = 2;
   }
-  if (ranks > kMaxRanks) invalid_argument("{} ranks in a layout: at most {} can run", ranks, kMaxRanks);
-  return ranks;
+  if (ranks > kMaxRanks) invalid_argument("more ranks in a layout than the {} that can run", kMaxRanks);
+  return static_cast<int>(ranks);
 }
 
 DType parse_dtype(const std::string& text) {
@@ -75,11 +73,13 @@ DType parse_dtype(const std::string& text) {
 
 CompareOptions options_of(const CompareArguments& a, ModelConfig config) {
   CompareOptions options;
-  options.layouts = layouts_of(a.schemes);
+  const bool all = a.schemes == "all";
+  if (!all) options.layouts = given_layouts(a.schemes);
   options.group.num_ranks = num_ranks_of(a, options.layouts);
   options.problem.config = std::move(config);
-  if (a.schemes != "all") {  // refuses unknown names and options
-    for (const Layout& layout : options.layouts) make_sequence_scheme(layout, options.problem.config);
+  if (all) options.layouts = all_sequence_layouts(options.problem.config, options.group.num_ranks);
+  for (const Layout& layout : options.layouts) {  // refuses unknown names and options
+    if (!all) make_sequence_scheme(layout, options.problem.config);
   }
   options.problem.dtype = parse_dtype(a.dtype);
   options.problem.seq = parse_count("--seq", a.seq, 1, kMaxSeq);

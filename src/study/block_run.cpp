@@ -295,7 +295,9 @@ double BlockRun::seconds() const {
 
 BlockRun run_block(const BlockProblem& problem, const BlockData& data, const Layout& given,
                    const BlockRunOptions& options) {
-  if (const auto reason = why_unfit(given, problem.config, options.group.num_ranks, problem.seq); !reason.empty()) {
+  if (const auto reason =
+          why_unfit(given, problem.config, options.group.num_ranks, problem.seq, core_of(problem, given));
+      !reason.empty()) {
     invalid_argument("{}", reason);
   }
   const Layout layout = sized_layout(given, options.group.num_ranks);

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "study/claim_runs.h"
+#include "study/claims_beyond.h"
 #include "study/claims_laga.h"
 #include "study/machine.h"
 
@@ -52,7 +53,7 @@ Cell scientific(double value) {
 
 namespace {
 
-struct LagaEntry {
+struct ClaimEntry {
   std::string id;
   Claim (*find)(ClaimRuns& runs);
 };
@@ -79,21 +80,21 @@ Claim laga_l14(ClaimRuns&) {
   return joins_with_training("floating-point noise flips MoE routing, and loss curves part in cliffs", "-");
 }
 
-const std::vector<LagaEntry>& laga_entries() {
-  static const std::vector<LagaEntry> entries = {{"L1", laga_forward_bytes},
-                                                 {"L2", laga_ratio_stability},
-                                                 {"L3", laga_against_frameworks},
-                                                 {"L4", laga_eager_gap},
-                                                 {"L5", laga_fused_gap},
-                                                 {"L6", laga_other_accelerator},
-                                                 {"L7", laga_peak_of_laga},
-                                                 {"L8", laga_sign_flip},
-                                                 {"L9", laga_one_rank_bits},
-                                                 {"L10", laga_gradient_accuracy},
-                                                 {"L11", laga_l11},
-                                                 {"L12", laga_flops},
-                                                 {"L13", laga_l13},
-                                                 {"L14", laga_l14}};
+const std::vector<ClaimEntry>& laga_entries() {
+  static const std::vector<ClaimEntry> entries = {{"L1", laga_forward_bytes},
+                                                  {"L2", laga_ratio_stability},
+                                                  {"L3", laga_against_frameworks},
+                                                  {"L4", laga_eager_gap},
+                                                  {"L5", laga_fused_gap},
+                                                  {"L6", laga_other_accelerator},
+                                                  {"L7", laga_peak_of_laga},
+                                                  {"L8", laga_sign_flip},
+                                                  {"L9", laga_one_rank_bits},
+                                                  {"L10", laga_gradient_accuracy},
+                                                  {"L11", laga_l11},
+                                                  {"L12", laga_flops},
+                                                  {"L13", laga_l13},
+                                                  {"L14", laga_l14}};
   return entries;
 }
 
@@ -117,26 +118,40 @@ nlohmann::json evidence_json(const EvidenceTable& table) {
 
 }  // namespace
 
-ClaimsReport laga_claims(const ClaimsOptions& options) {
+namespace {
+
+ClaimsReport report_of(const std::vector<ClaimEntry>& entries, ClaimsReport report, const ClaimsOptions& options) {
   std::vector<std::string> ids;
-  for (const LagaEntry& entry : laga_entries()) ids.push_back(entry.id);
+  for (const ClaimEntry& entry : entries) ids.push_back(entry.id);
   for (const std::string& id : options.only) {
     if (std::find(ids.begin(), ids.end(), id) == ids.end()) {
       invalid_argument("--only {}: there is no such claim; there are: {}", id, fmt::join(ids, ", "));
     }
   }
-  ClaimsReport report{.paper = "LAGA, arXiv 2607.17644", .seed = options.seed, .quick = options.quick};
+  report.seed = options.seed;
+  report.quick = options.quick;
   ClaimRuns runs(options);
-  for (const LagaEntry& entry : laga_entries()) {
+  for (const ClaimEntry& entry : entries) {
     if (!wanted(options, entry.id)) continue;
     runs.begin(entry.id);
     Claim claim = entry.find(runs);
     claim.id = entry.id;
-    if (claim.command.empty()) claim.command = fmt::format("isomer claims laga --only {}", entry.id);
+    if (claim.command.empty()) claim.command = fmt::format("isomer {} --only {}", report.command, entry.id);
     report.claims.push_back(std::move(claim));
   }
   report.disagreements = runs.disagreements();
   return report;
+}
+
+}  // namespace
+
+ClaimsReport laga_claims(const ClaimsOptions& options) {
+  return report_of(laga_entries(), {.command = "claims laga", .paper = "LAGA, arXiv 2607.17644"}, options);
+}
+
+ClaimsReport beyond_claims(const ClaimsOptions& options) {
+  static const std::vector<ClaimEntry> entries = {{"B1", beyond_latent_schemes}};
+  return report_of(entries, {.command = "claims beyond", .paper = "Beyond the papers"}, options);
 }
 
 nlohmann::json to_json(const ClaimsReport& report) {
@@ -155,7 +170,7 @@ nlohmann::json to_json(const ClaimsReport& report) {
                       {"evidence", evidence}});
   }
   nlohmann::json json = machine_json(ClaimRuns::kThreadsPerRank, report.seed);
-  json.update({{"command", "claims laga"},
+  json.update({{"command", report.command},
                {"paper", report.paper},
                {"quick", report.quick},
                {"claims", claims},

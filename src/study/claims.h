@@ -76,6 +76,7 @@ struct ClaimsOptions {
 };
 
 struct ClaimsReport {
+  std::string command;  // "claims laga"
   std::string paper;
   std::vector<Claim> claims;
   std::vector<std::string> disagreements;  // inside Isomer: counted ≠ closed form, measured ≠ dry run
@@ -84,8 +85,9 @@ struct ClaimsReport {
   bool good() const { return disagreements.empty(); }
 };
 
-/// The claims of LAGA (arXiv 2607.17644). Throws std::invalid_argument for an unknown id.
+/// The claims of LAGA (arXiv 2607.17644), and what no paper has. Throw std::invalid_argument for an unknown id.
 ClaimsReport laga_claims(const ClaimsOptions& options);
+ClaimsReport beyond_claims(const ClaimsOptions& options);
 
 /// The JSON twin of the printed report.
 nlohmann::json to_json(const ClaimsReport& report);

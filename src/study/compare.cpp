@@ -185,7 +185,8 @@ CompareReport compare_schemes(const CompareOptions& options, const BlockData& da
   }
   std::map<AttentionCore, std::vector<TensorError>> yardsticks;
   for (const Layout& layout : options.layouts) {
-    const std::string reason = why_unfit(layout, options.problem.config, options.group.num_ranks, options.problem.seq);
+    const std::string reason = why_unfit(layout, options.problem.config, options.group.num_ranks, options.problem.seq,
+                                         core_of(options.problem, layout));
     if (!reason.empty()) {
       report.omitted.push_back({to_string(layout), reason});
       continue;

@@ -88,9 +88,9 @@ RandomBlock random_block() {
   ModelConfig& c = block.problem.config;
   block.scheme = *rc::gen::elementOf(kSchemes);
   block.ranks = *rc::gen::inRange(1, 9);
+  c.num_attention_heads = c.num_key_value_heads = block.ranks * *rc::gen::inRange(1, 5);
   c.name = "random";
   c.hidden_size = *rc::gen::inRange(1, 40);
-  c.num_attention_heads = c.num_key_value_heads = block.ranks * *rc::gen::inRange(1, 5);
   c.q_lora_rank = *rc::gen::element(0, 1, 7, 24);
   c.kv_lora_rank = *rc::gen::inRange(1, 40);
   c.qk_nope_head_dim = *rc::gen::inRange(1, 20);
@@ -102,6 +102,25 @@ RandomBlock random_block() {
   block.problem.seq = *rc::gen::inRange(block.ranks, 70);
   block.problem.batch = *rc::gen::inRange(1, 4);
   block.problem.core = *rc::gen::element(AttentionCore::eager, AttentionCore::fused);
+  return block;
+}
+
+/// One of the layouts that merge parts, some of them recomputed; ranks may exceed heads.
+RandomBlock random_parts() {
+  RandomBlock block = random_block();
+  const int inner = *rc::gen::inRange(1, 4), outer = *rc::gen::inRange(1, 5);
+  const bool alone = *rc::gen::arbitrary<bool>();
+  block.scheme =
+      alone ? fmt::format("{}:{}", *rc::gen::element("ring", "latent-gather", "latent-ring"), outer)
+            : fmt::format(
+                  fmt::runtime(*rc::gen::element("explicit:{},ring:{}", "laga:{},ring:{}", "laga:{},latent-ring:{}")),
+                  inner, outer);
+  block.scheme += *rc::gen::element("", "", ",recompute=attention", ",recompute=block");
+  block.ranks = alone ? outer : inner * outer;
+  ModelConfig& c = block.problem.config;
+  c.num_attention_heads = c.num_key_value_heads = (alone ? 1 : inner) * *rc::gen::inRange(1, 5);
+  block.problem.seq = *rc::gen::inRange(block.ranks, 90);
+  block.problem.core = AttentionCore::fused;
   return block;
 }
 
@@ -118,8 +137,7 @@ BlockRun dry_run(const RandomBlock& block) {
   return run_block(p, data, parse_layout(block.scheme), options);
 }
 
-void ledger_property() {
-  const RandomBlock block = random_block();
+void ledger_property(const RandomBlock& block) {
   const BlockProblem& p = block.problem;
   const Layout layout = sized_layout(parse_layout(block.scheme), block.ranks);
   const SchemeCase scheme{layout, p.config, p.seq, p.batch, p.dtype};
@@ -142,7 +160,10 @@ void ledger_property() {
 
 TEST(SchemeBytes, AreTheLedgersOverRandomBlocks) {
   for (int hundred = 0; hundred < (testing::full_tests() ? 40 : 4); ++hundred) {
-    ASSERT_TRUE(rc::check("closed forms and ledger agree on every rank", ledger_property));
+    ASSERT_TRUE(
+        rc::check("by heads: closed forms and ledger agree on every rank", [] { ledger_property(random_block()); }));
+    ASSERT_TRUE(
+        rc::check("by parts: closed forms and ledger agree on every rank", [] { ledger_property(random_parts()); }));
   }
 }
 
@@ -238,6 +259,42 @@ TEST_F(SavedForTheBackward, Absorbed) {
   EXPECT_EQ(apart.total(), 176768);
   expect_fused("absorbed", concatenated);
   expect_fused("absorbed-two-product", apart);
+}
+
+TEST_F(SavedForTheBackward, LagaThatKeepsLess) {
+  const SavedElements strided{h * ((n + r) + (n + v) + 2 * v) + P * (d + r), h};
+  const SavedElements rebuilt{h * ((n + r) + 2 * v) + P * (d + r), h};
+  EXPECT_EQ(strided.total(), 94848);
+  EXPECT_EQ(rebuilt.total(), 62080);
+  expect_fused("laga:kv=strided", strided);
+  expect_fused("laga:kv=rebuild", rebuilt);
+  expect_fused("laga:recompute=up-projection", rebuilt);
+}
+
+TEST_F(SavedForTheBackward, WhereTokensKeepAllHeads) {
+  const SavedElements streamed{h * ((n + r) + v) + P * (d + r), h}, latent_ring{h * ((n + r) + v) + (d + r), h};
+  const SavedElements ring{h * (2 * (n + r) + 2 * v), h};
+  EXPECT_EQ(streamed.total(), 45696);
+  EXPECT_EQ(latent_ring.total(), 41664);
+  EXPECT_EQ(ring.total(), 82048);
+  expect_fused("latent-gather", streamed);
+  expect_fused("latent-ring", latent_ring);
+  // The table leaves the rank's own latent out of ring (d of it is common to all), from which dW_kv_b comes.
+  expect_fused("ring", {ring.activations + (d + r), h});
+  expect_fused("ring:recompute=up-projection", latent_ring);
+  // Kept: the up-projection's output itself, not K with its rope columns on every head.
+  expect_fused("latent-gather:kv=kept", {streamed.activations + P * h * (n + v), h});
+}
+
+TEST_F(SavedForTheBackward, Recomputed) {
+  const SavedElements laga{h * (2 * (n + r) + 2 * v) + P * (d + r), 0};
+  expect_fused("laga:recompute=attention", laga);  // no core output, no lse
+  expect_fused("latent-ring:recompute=attention", {h * (n + r) + (d + r), 0});
+  expect_fused("latent-gather:recompute=attention", {h * (n + r) + P * (d + r), 0});
+  expect_fused("ring:recompute=attention", {h * (2 * (n + r) + v) + (d + r), 0});
+  for (const std::string layout : {"laga:recompute=block", "ring:recompute=block", "latent-gather:recompute=block"}) {
+    EXPECT_EQ(saved_bytes(layout, 4096, AttentionCore::fused), 4096 / P * 2 * c.hidden_size) << layout;
+  }
 }
 
 TEST_F(SavedForTheBackward, AnEagerCoreKeepsItsProbabilitiesInstead) {

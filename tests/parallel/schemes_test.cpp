@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "full_tests.h"
 #include "parallel/block_fixture.h"
 #include "parallel/sequence/scheme.h"
 #include "study/machine.h"
@@ -25,12 +26,14 @@ struct Case {
   bool divisible;
   AttentionCore core;
   DType dtype;
+  std::int64_t heads;
+  std::int64_t batch = 2;
 };
 
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
-  std::string name = fmt::format("{}_P{}_{}_{}_{}", c.layout, c.ranks, c.divisible ? "even" : "uneven", name_of(c.core),
-                                 name_of(c.dtype));
+  std::string name = fmt::format("{}_P{}_h{}_b{}_{}_{}_{}", c.layout, c.ranks, c.heads, c.batch,
+                                 c.divisible ? "even" : "uneven", name_of(c.core), name_of(c.dtype));
   for (char& letter : name) letter = std::isalnum(static_cast<unsigned char>(letter)) != 0 ? letter : '_';
   return name;
 }
@@ -38,18 +41,78 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 /// Heads that every tested number of ranks divides in some size.
 std::int64_t heads_for(int ranks) { return ranks == 3 ? 6 : ranks == 7 ? 7 : 8; }
 
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
-  for (const std::string layout :
-       {"explicit", "explicit-shared-rope", "absorbed", "absorbed-two-product", "laga", "laga:v=view"}) {
+constexpr DType kDTypes[] = {DType::f32, DType::bf16};
+
+/// Schemes that spread heads over all ranks.
+void add_by_heads(std::vector<Case>& cases) {
+  for (const std::string layout : {"explicit", "explicit-shared-rope", "absorbed", "absorbed-two-product", "laga",
+                                   "laga:v=view", "laga:kv=strided", "laga:kv=rebuild"}) {
     for (int ranks : {1, 2, 3, 4, 7, 8}) {
       for (bool divisible : {true, false}) {
+        if (divisible && ranks != 4 && !testing::full_tests()) continue;
         for (AttentionCore core : {AttentionCore::eager, AttentionCore::fused}) {
-          for (DType dtype : {DType::f32, DType::bf16}) cases.push_back({layout, ranks, divisible, core, dtype});
+          for (DType dtype : kDTypes) cases.push_back({layout, ranks, divisible, core, dtype, heads_for(ranks)});
         }
       }
     }
   }
+}
+
+/// Schemes that keep all heads, on ranks below and beyond the number of heads.
+void add_all_heads(std::vector<Case>& cases) {
+  for (const std::string layout : {"ring", "latent-gather", "latent-gather:kv=kept", "latent-gather:rows=7",
+                                   "latent-ring", "latent-ring:rows=5", "ring:recompute=up-projection"}) {
+    for (int ranks : {1, 2, 3, 4, 8}) {
+      for (DType dtype : kDTypes) {
+        for (std::int64_t batch : {1, 3}) {
+          if (batch == 1 && ranks % 2 == 0 && !testing::full_tests()) continue;
+          cases.push_back({layout, ranks, false, AttentionCore::fused, dtype, 3, batch});
+        }
+        if (testing::full_tests()) cases.push_back({layout, ranks, true, AttentionCore::fused, dtype, 4, 2});
+      }
+    }
+  }
+}
+
+/// Groups of inner ranks, and rings between them.
+void add_two_dimensional(std::vector<Case>& cases) {
+  constexpr int kSizes[][2] = {{2, 2}, {4, 2}, {2, 3}, {1, 3}, {3, 1}};
+  for (const auto& [inner, outer] : kSizes) {
+    for (const std::string name : {"explicit:{},ring:{}", "laga:{},ring:{}", "laga:{},kv=rebuild,ring:{}",
+                                   "laga:{},latent-ring:{}", "laga:{},latent-ring:{},rows=6"}) {
+      const std::string layout = fmt::format(fmt::runtime(name), inner, outer);
+      for (DType dtype : kDTypes) {
+        cases.push_back({layout, inner * outer, false, AttentionCore::fused, dtype, inner == 3 ? 6 : 4, 3});
+        if (testing::full_tests())
+          cases.push_back({layout, inner * outer, true, AttentionCore::fused, dtype, inner == 3 ? 6 : 4, 1});
+      }
+    }
+  }
+}
+
+void add_recomputed(std::vector<Case>& cases) {
+  for (const std::string what : {"attention", "block"}) {
+    for (const std::string name :
+         {"explicit", "explicit-shared-rope", "absorbed", "absorbed-two-product", "laga", "laga:kv=strided", "ring",
+          "latent-gather", "latent-ring", "laga:2,ring:2", "laga:2,latent-ring:2"}) {
+      const std::string layout = fmt::format("{}{}recompute={}", name, name.find(':') < name.size() ? "," : ":", what);
+      const bool two = name.find(":2") < name.size(), parts = name.find("ring") < name.size() || name[1] == 'a';
+      for (int ranks : {1, 2, 4}) {
+        if ((two && ranks != 4) || (ranks == 2 && !testing::full_tests())) continue;
+        cases.push_back({layout, ranks, false, AttentionCore::fused, DType::f32, 4});
+        if (ranks == 4) cases.push_back({layout, ranks, false, AttentionCore::fused, DType::bf16, 4});
+        if (!parts) cases.push_back({layout, ranks, false, AttentionCore::eager, DType::f32, 4});
+      }
+    }
+  }
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  add_by_heads(cases);
+  add_all_heads(cases);
+  add_two_dimensional(cases);
+  add_recomputed(cases);
   return cases;
 }
 
@@ -59,8 +122,8 @@ class Schemes : public ::testing::TestWithParam<Case> {
     const Case& c = GetParam();
     const std::int64_t seq = c.divisible ? 24 + (c.ranks == 7 ? 4 : 0) : 29;
     // Where a projection or norm is absent alternates with the number of ranks.
-    const ModelConfig config = small_config(heads_for(c.ranks), c.ranks % 2 == 0 ? 20 : 0, c.ranks != 4);
-    return small_problem(config, seq, c.dtype, c.core);
+    const ModelConfig config = small_config(c.heads, c.ranks % 2 == 0 ? 20 : 0, c.ranks != 4);
+    return small_problem(config, seq, c.dtype, c.core, c.batch);
   }
 };
 
@@ -158,9 +221,13 @@ TEST_P(Bits, DependNeitherOnTheRunNorOnTheThreadBudgetNorOnMemoryBeneath) {
 
 INSTANTIATE_TEST_SUITE_P(Grid, Bits,
                          ::testing::Combine(::testing::Values("explicit", "explicit-shared-rope", "absorbed",
-                                                              "absorbed-two-product", "laga"),
+                                                              "absorbed-two-product", "laga", "laga:kv=strided"),
                                             ::testing::Values(AttentionCore::eager, AttentionCore::fused),
-                                            ::testing::Values(DType::f32, DType::bf16)));
+                                            ::testing::ValuesIn(kDTypes)));
+INSTANTIATE_TEST_SUITE_P(Parts, Bits,
+                         ::testing::Combine(::testing::Values("ring", "latent-gather:rows=64", "latent-ring:rows=64",
+                                                              "laga:1,latent-ring:2"),
+                                            ::testing::Values(AttentionCore::fused), ::testing::ValuesIn(kDTypes)));
 
 TEST(OneRank, ExplicitAndLagaGiveTheSameOutputBits) {
   for (DType dtype : {DType::f32, DType::bf16}) {
@@ -190,10 +257,41 @@ TEST(Unfit, HeadsThatRanksDoNotDivideSayWhatWouldWork) {
   }
 }
 
+TEST(Unfit, RanksBeyondTheHeadsSayWhatRunsThere) {
+  const ModelConfig config = small_config(16);
+  const std::string reason = why_unfit(parse_layout("laga"), config, 32, 1024);
+  for (const std::string remedy : {"16 heads", "laga:16,ring:2", "ring:32", "latent-gather:32", "latent-ring:32"})
+    EXPECT_NE(reason.find(remedy), std::string::npos) << reason;
+  for (const std::string layout : {"laga:16,ring:2", "ring", "latent-gather:32", "latent-ring", "laga:8,ring,dp:2"})
+    EXPECT_EQ(why_unfit(parse_layout(layout), config, 32, 1024), "") << layout;
+  EXPECT_NE(why_unfit(parse_layout("laga:4,ring:2"), config, 16, 1024), "");
+  EXPECT_NE(why_unfit(parse_layout("ring"), config, 4, 1024, AttentionCore::eager), "");
+  EXPECT_NE(why_unfit(parse_layout("ring:8"), config, 8, 7), "");
+}
+
+TEST(AllLayouts, HaveTwoDimensionsWhereRanksAllow) {
+  const ModelConfig config = small_config(16);
+  const auto texts = [&](int ranks) {
+    std::vector<std::string> list;
+    for (const Layout& layout : all_sequence_layouts(config, ranks)) list.push_back(to_string(layout));
+    return std::vector<std::string>(list.begin() + static_cast<std::ptrdiff_t>(sequence_scheme_names().size()),
+                                    list.end());
+  };
+  using List = std::vector<std::string>;
+  EXPECT_EQ(texts(2), List{});
+  EXPECT_EQ(texts(3), List{});
+  EXPECT_EQ(texts(8), (List{"explicit:4,ring:2", "laga:4,ring:2", "laga:4,latent-ring:2"}));
+  EXPECT_EQ(texts(32), (List{"explicit:16,ring:2", "laga:16,ring:2", "laga:16,latent-ring:2"}));
+  EXPECT_EQ(texts(24), (List{"explicit:8,ring:3", "laga:8,ring:3", "laga:8,latent-ring:3"}));
+}
+
 TEST(Unfit, UnknownNamesAndOptionsAreRefused) {
   const ModelConfig config = small_config(4);
-  for (const std::string text : {"lago", "laga:v=neither", "explicit:v=copy", "laga:2,dp:2,ring:2", "laga:2,laga:2",
-                                 "explicit:2,latent-ring:2", "absorbed:2,ring:2"}) {
+  for (const std::string text :
+       {"lago", "laga:v=neither", "explicit:v=copy", "laga:2,dp:2,ring:2", "laga:2,laga:2", "explicit:2,latent-ring:2",
+        "absorbed:2,ring:2", "ring:2,ring:2", "laga:2,kv=all", "laga:2,kv=strided,ring:2", "latent-gather:kv=copy",
+        "latent-ring:rows=0", "latent-ring:rows=many", "explicit:recompute=up-projection",
+        "latent-ring:recompute=up-projection", "laga:recompute=everything"}) {
     EXPECT_THROW(make_sequence_scheme(parse_layout(text), config), std::invalid_argument) << text;
   }
 }
@@ -218,7 +316,14 @@ TEST(VirtualTime, OfARepetitionIsKernelsAndTheLinkOnly) {
 TEST(NoRope, ALatentWithoutRopePartRuns) {
   ModelConfig config = small_config(4);
   config.qk_rope_head_dim = 0;
-  for (const std::string layout : {"explicit", "explicit-shared-rope", "absorbed", "absorbed-two-product", "laga"}) {
+  for (const std::string layout : {"ring", "latent-gather", "latent-ring", "laga:1,latent-ring:2"}) {
+    const BlockProblem p = small_problem(config, 19, DType::f32, AttentionCore::fused);
+    const CompareReport report = compare_schemes(compare_options(p, 2, layout), seeded_data(p), kQuiet);
+    ASSERT_EQ(report.schemes.size(), 1u);
+    EXPECT_TRUE(report.good()) << layout;
+  }
+  for (const std::string layout :
+       {"explicit", "explicit-shared-rope", "absorbed", "absorbed-two-product", "laga", "laga:kv=strided"}) {
     for (AttentionCore core : {AttentionCore::eager, AttentionCore::fused}) {
       const BlockProblem p = small_problem(config, 19, DType::f32, core);
       const CompareReport report = compare_schemes(compare_options(p, 2, layout), seeded_data(p), kQuiet);

@@ -135,6 +135,26 @@ TEST(LagaClaims, OnlyNamesWhatThereIs) {
   EXPECT_THROW(laga_claims({.only = {"L15"}}), std::invalid_argument);
 }
 
+TEST(BeyondClaims, LatentGatherSendsLessThanLagaAndUpProjectsMore) {
+  const ClaimsReport report = beyond_claims({.quick = true});
+  ASSERT_EQ(report.claims.size(), 1u);
+  EXPECT_TRUE(report.good()) << (report.disagreements.empty() ? "" : report.disagreements[0]);
+  const Claim& claim = report.claims[0];
+  EXPECT_EQ(claim.id, "B1");
+  EXPECT_EQ(claim.verdict, Verdict::reproduced) << claim.found;
+  EXPECT_EQ(claim.command, "isomer claims beyond --only B1");
+  const EvidenceTable& table = claim.evidence.at(0);
+  ASSERT_EQ(table.rows.size(), 3u);
+  const auto number = [&](std::size_t row, std::size_t column) {
+    return table.rows[row].at(column).number.value_or(-1);
+  };
+  EXPECT_GT(number(0, 3), 9 * number(1, 3));  // sent
+  EXPECT_GT(number(0, 5), number(1, 5));      // saved
+  EXPECT_GT(number(1, 7), 3 * number(0, 7));  // up-projection
+  EXPECT_EQ(number(1, 7), number(2, 7));      // latent-ring rebuilds as much
+  EXPECT_EQ(to_json(report).at("command"), "claims beyond");
+}
+
 TEST(ClaimRuns, KeepsWhatDoesNotAgree) {
   const ClaimsOptions options;
   ClaimRuns runs(options);

@@ -16,8 +16,9 @@ using ::testing::HasSubstr;
 using testing::ProgramResult;
 using testing::run_isomer;
 
-const std::vector<std::string> kSchemes = {"explicit", "explicit-shared-rope", "absorbed", "absorbed-two-product",
-                                           "laga"};
+const std::vector<std::string> kSchemes = {
+    "explicit", "explicit-shared-rope", "absorbed",   "absorbed-two-product", "laga",
+    "ring",     "latent-gather",        "latent-ring"};
 
 json run_with_json(const std::string& arguments, double* seconds = nullptr) {
   const TempFolder folder;
@@ -31,7 +32,7 @@ json run_with_json(const std::string& arguments, double* seconds = nullptr) {
 
 std::vector<std::string> names_of(const json& report) {
   std::vector<std::string> names;
-  for (const auto& scheme : report.at("schemes")) names.push_back(scheme.at("name"));
+  for (const auto& scheme : report.at("schemes")) names.push_back(scheme.at("layout"));
   return names;
 }
 
@@ -96,7 +97,9 @@ TEST(CompareProgram, DryRunOfDeepSeekV3On64RanksTakesNoTime) {
   const json report = run_with_json("--model deepseek-v3 --seq 128K --ranks 64 --dtype bf16 --dry-run", &seconds);
   EXPECT_LT(seconds, 3);  // well under a second on an idle machine
   const ModelConfig config = load_model_config("deepseek-v3");
-  ASSERT_EQ(names_of(report), kSchemes);
+  std::vector<std::string> expected = kSchemes;
+  expected.insert(expected.end(), {"explicit:32,ring:2", "laga:32,ring:2", "laga:32,latent-ring:2"});
+  ASSERT_EQ(names_of(report), expected);
   for (const auto& scheme : report.at("schemes")) {
     const Layout layout = sized_layout(parse_layout(scheme.at("layout").get<std::string>()), 64);
     const auto closed = scheme_bytes_sent({layout, config, 128 * 1024, 1, DType::bf16}, 0);
@@ -134,7 +137,7 @@ TEST(CompareProgram, RefusesWrongValuesWithWhatWouldBeRight) {
   expect_refused(tiny + "--ranks -1", {"--ranks", "-1", "1"});
   expect_refused(tiny + "--ranks 1000000", {"--ranks", "1000000", "4096"});
   expect_refused(tiny + "--ranks two", {"--ranks", "two"});
-  expect_refused(tiny + "--ranks 5", {"16 heads", "5 ranks", "1, 2, 4, 8, 16"});
+  expect_refused(tiny + "--ranks 5 --schemes laga", {"16 heads", "5 ranks", "1, 2, 4, 8, 16"});
   expect_refused(tiny + "--ranks 4 --schemes laga:2", {"laga:2", "2 ranks", "4"});
   expect_refused("compare --model tiny-mla --ranks 4 --seq 3", {"3 tokens", "4 ranks"});
   expect_refused("compare --model tiny-mla --seq 0", {"--seq", "0", "between 1 and"});

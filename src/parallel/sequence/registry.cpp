@@ -101,7 +101,47 @@ std::string divisors(std::int64_t heads) {
   return fmt::format("{}", fmt::join(found, ", "));
 }
 
+/// The largest number of inner ranks that divides ranks and heads and leaves more than one group.
+int largest_inner(std::int64_t heads, int num_ranks) {
+  for (int inner = num_ranks / 2; inner > 1; --inner) {
+    if (num_ranks % inner == 0 && heads % inner == 0) return inner;
+  }
+  return 1;
+}
+
+/// What runs on ranks that don't divide the heads.
+std::string beyond_heads(const ModelConfig& config, int num_ranks) {
+  const int inner = largest_inner(config.num_attention_heads, num_ranks);
+  const std::string alone = fmt::format("ring:{}", num_ranks);
+  if (config.attention != AttentionKind::mla) return alone;
+  const std::string latent = fmt::format("{}, latent-gather:{}, latent-ring:{}", alone, num_ranks, num_ranks);
+  return inner == 1 ? latent : fmt::format("laga:{},ring:{}, {}", inner, num_ranks / inner, latent);
+}
+
+/// Schemes that see keys part by part.
+bool merges_parts(const SequenceLayout& axes) { return keeps_all_heads(axes.scheme) || axes.outer_groups > 1; }
+
 }  // namespace
+
+std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_ranks) {
+  std::vector<Layout> layouts;
+  for (const Entry& entry : entries(config.attention)) layouts.push_back(parse_layout(entry.name));
+  const int inner = largest_inner(config.num_attention_heads, num_ranks);
+  for (const std::string_view outer : {"ring", "latent-ring"}) {
+    for (const Entry& entry : entries(config.attention)) {
+      if (inner == 1) break;
+      if (std::find(entry.outer.begin(), entry.outer.end(), outer) == entry.outer.end()) continue;
+      layouts.push_back(parse_layout(fmt::format("{}:{},{}:{}", entry.name, inner, outer, num_ranks / inner)));
+    }
+  }
+  for (const AttentionKind other : {AttentionKind::mla, AttentionKind::gqa}) {
+    for (const Entry& entry : entries(other)) {
+      const Layout layout = parse_layout(entry.name);
+      if (is_for_other_attention(layout, config.attention)) layouts.push_back(layout);
+    }
+  }
+  return layouts;
+}
 
 const std::vector<std::string>& sequence_scheme_names(AttentionKind kind) {
   static const std::vector<std::string> latent = names_of(AttentionKind::mla);
@@ -122,11 +162,12 @@ std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout, const
   return runner.make(layout);
 }
 
-std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_ranks, std::int64_t seq) {
+std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_ranks, std::int64_t seq,
+                      AttentionCore core) {
   if (is_for_other_attention(layout, config.attention)) {
     const bool latent = config.attention == AttentionKind::mla;
-    return fmt::format("'{}' is a scheme for {} attention; {} has {}", to_string(layout),
-                       latent ? "grouped-query" : "latent", config.name, latent ? "latent" : "grouped-query");
+    return fmt::format("it is a scheme for {} attention; {} has {} attention", latent ? "grouped-query" : "latent",
+                       config.name, latent ? "latent" : "grouped-query");
   }
   entry_of(layout, config.attention);
   SequenceLayout axes;
@@ -137,8 +178,15 @@ std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_r
   }
   const std::int64_t heads = config.num_attention_heads;
   if (heads % axes.inner_ranks != 0) {
-    return fmt::format("{} ranks don't divide {} heads, which are spread over them; these numbers of ranks do: {}",
-                       axes.inner_ranks, heads, divisors(heads));
+    return fmt::format(
+        "{} ranks don't divide {} heads, which are spread over them; these numbers of ranks do: {}. What runs on "
+        "{}: {}",
+        axes.inner_ranks, heads, divisors(heads), axes.inner_ranks, beyond_heads(config, axes.inner_ranks));
+  }
+  if (core == AttentionCore::eager && merges_parts(axes)) {
+    return "attention=eager keeps whole score matrices, and what passes round or is gathered is merged part by part; "
+           "use "
+           "attention=fused";
   }
   if (seq < axes.sequence_ranks())
     return fmt::format("{} tokens leave some of {} ranks without any; it takes a token a rank at least", seq,

@@ -64,7 +64,13 @@ std::unique_ptr<SequenceScheme> make_sequence_scheme(const Layout& layout, const
 
 /// Why a layout can't run this model on so many ranks (data-parallel replicas included), with what would fit; empty if
 /// it can. Throws as make_sequence_scheme does.
-std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_ranks, std::int64_t seq);
+std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_ranks, std::int64_t seq,
+                      AttentionCore core = AttentionCore::fused);
+
+/// Every scheme on one axis, in the order of reports, then the two-dimensional layouts that `num_ranks` allow: as many
+/// inner ranks as divide the heads and leave two groups at least; last the schemes for the other kind of attention,
+/// of which why_unfit says so.
+std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_ranks);
 
 /// Sums the parameter gradients over all ranks of all replicas (all-reduce in float32; where each rank holds the
 /// gradient of its own heads' rows of kv_b_proj, those are summed over the ranks that hold the same heads and then

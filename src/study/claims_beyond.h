@@ -1,0 +1,12 @@
+// What none of the papers has (docs/claims.md), a function each; `id` is filled in by the registry in claims.cpp.
+#pragma once
+
+#include "study/claim_runs.h"
+#include "study/claims.h"
+
+namespace isomer {
+
+// claims_beyond_schemes.cpp
+Claim beyond_latent_schemes(ClaimRuns& runs);  // B1
+
+}  // namespace isomer
