@@ -70,7 +70,8 @@ std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_r
                       AttentionCore core = AttentionCore::fused);
 
 /// Every scheme on one axis, in the order of reports, then the two-dimensional layouts that `num_ranks` allow: as many
-/// inner ranks as divide the heads and leave two groups at least.
+/// inner ranks as divide the heads and leave two groups at least; last the schemes for the other kind of attention,
+/// of which why_unfit says so.
 std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_ranks);
 
 /// Sums the parameter gradients over all ranks of all replicas (all-reduce in float32; where each rank holds the
