@@ -193,6 +193,9 @@ TrainRun dry_run_of(TrainArguments& a) {
   run.config = load_model_config(a.config);
   run.group = group_of(a, run.settings.layout);
   run.settings.layout = to_string(sized_layout(parse_layout(run.settings.layout), run.group.num_ranks));
+  if (run.settings.adamw.warmup_steps == kAutomaticWarmup) {
+    run.settings.adamw.warmup_steps = std::min<std::int64_t>(100, run.settings.steps / 10);
+  }
   run.save_weights = false;
   run.dry_routing = a.routing == "zipf" ? RoutingSource::Kind::zipf : RoutingSource::Kind::balanced;
   check_settings(run.settings, run.config);
@@ -345,7 +348,7 @@ void add_optimiser_options(CLI::App& command, TrainArguments& a) {
   TrainSettings& s = a.settings;
   command.add_option("--learning-rate", s.adamw.learning_rate, "after the warm-up")->capture_default_str();
   command.add_option("--min-learning-rate", s.adamw.min_learning_rate, "where the cosine ends")->capture_default_str();
-  command.add_option("--warmup", s.adamw.warmup_steps, "steps")->capture_default_str();
+  command.add_option("--warmup", s.adamw.warmup_steps, "steps; default: a tenth of --steps, at most 100");
   command.add_option("--weight-decay", s.adamw.weight_decay, "of matrices")->capture_default_str();
   command.add_option("--beta1", s.adamw.beta1, "AdamW")->capture_default_str();
   command.add_option("--beta2", s.adamw.beta2, "AdamW")->capture_default_str();

@@ -34,6 +34,9 @@ void check_fit(const RankContext& ctx, const LanguageModelOptions& o) {
   if (!reason.empty()) invalid_argument("--layout {}: {}", to_string(o.layout), reason);
 }
 
+/// Gradients are summed in pieces of this size, which bounds what a sum stages.
+constexpr std::int64_t kBucketElements = std::int64_t{1} << 24;
+
 /// A [rows, width] view of any tensor, for elementwise sums.
 Tensor as_rows(const Tensor& t) {
   if (t.dim() == 1) return t.unflatten(0, {1, t.size(0)});
@@ -206,12 +209,11 @@ void LanguageModel::add_gradients(RankContext& ctx, const Parameters& parameters
 void LanguageModel::sync_gradients(RankContext& ctx, const Parameters& parameters) const {
   const PhaseScope phase(ctx, Phase::gradient_sync);
   if (ctx.comm().size() == 1) return;
-  if (!up_projection_by_heads_) {
-    ctx.comm().all_reduce("gradients", parameters.gradient);
-    return;
+  const std::int64_t shared = up_projection_by_heads_ ? parameters.first_up_projection() : parameters.gradient.numel();
+  for (std::int64_t begin = 0; begin < shared; begin += kBucketElements) {
+    ctx.comm().all_reduce("gradients", parameters.gradient.slice(0, begin, std::min(kBucketElements, shared - begin)));
   }
-  const std::int64_t shared = parameters.first_up_projection();
-  ctx.comm().all_reduce("gradients", parameters.gradient.slice(0, 0, shared));
+  if (!up_projection_by_heads_) return;
   const HeadShards shards{options_.config.num_attention_heads, groups_.inner->size()};
   for (const Parameter& p : parameters.list()) {
     if (!p.is_up_projection) continue;
