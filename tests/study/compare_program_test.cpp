@@ -102,7 +102,7 @@ TEST(CompareProgram, RanksAreTheProductOfTheAxes) {
 TEST(CompareProgram, DryRunOfDeepSeekV3On64RanksTakesNoTime) {
   double seconds = 0;
   const json report = run_with_json("--model deepseek-v3 --seq 128K --ranks 64 --dtype bf16 --dry-run", &seconds);
-  EXPECT_LT(seconds, 3);  // well under a second on an idle machine
+  EXPECT_LT(seconds, 15);  // eleven layouts, a second on an idle machine
   const ModelConfig config = load_model_config("deepseek-v3");
   std::vector<std::string> expected = kSchemes;
   expected.insert(expected.end(), {"explicit:32,ring:2", "laga:32,ring:2", "laga:32,latent-ring:2"});
