@@ -15,13 +15,14 @@ HERE = Path(__file__).resolve().parent
 WORKLOAD = ["--model", "deepseek-v3", "--seq", "16K", "--dtype", "bf16", "--dry-run"]
 RANKS = [2, 4, 8, 16, 32, 64, 128]
 # Schemes of one line send the same bytes, which the script checks.
-LINES = [(["explicit"], "#0072b2"), (["explicit-shared-rope"], "#009e73"),
-         (["laga", "absorbed", "absorbed-two-product"], "#d55e00")]
+LINES = [(["explicit"], "#0072b2", 14), (["explicit-shared-rope"], "#009e73", 3),
+         (["laga", "absorbed", "absorbed-two-product"], "#d55e00", -11), (["ring"], "#555555", 4),
+         (["latent-gather"], "#cc79a7", 2), (["latent-ring"], "#a07800", 2)]
 
-WIDTH, HEIGHT = 760, 420
+WIDTH, HEIGHT = 760, 480
 LEFT, RIGHT, TOP, BOTTOM = 70, 180, 52, 56
-LOW_MB, HIGH_MB = 30, 2000
-TICKS_MB = [50, 100, 200, 500, 1000]
+LOW_MB, HIGH_MB = 25, 8000
+TICKS_MB = [50, 100, 200, 500, 1000, 2000, 5000]
 
 
 def sent_mb(isomer):
@@ -33,7 +34,7 @@ def sent_mb(isomer):
             subprocess.run([isomer, "compare", *WORKLOAD, "--ranks", str(ranks), "--json", file], check=True,
                            stdout=subprocess.DEVNULL)
             for scheme in json.loads(file.read_text(encoding="utf-8"))["schemes"]:
-                sent.setdefault(scheme["name"], []).append(scheme["bytes_sent_per_rank"] / 1e6)
+                sent.setdefault(scheme["layout"], []).append(scheme["bytes_sent_per_rank"] / 1e6)
     return sent
 
 
@@ -58,7 +59,7 @@ def axes():
     for tick in TICKS_MB:
         y = y_of(tick)
         parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#e2e2e2"/>')
-        parts.append(text(LEFT - 8, y + 4, f"{tick:,} MB" if tick < 1000 else "1 GB", "end"))
+        parts.append(text(LEFT - 8, y + 4, f"{tick} MB" if tick < 1000 else f"{tick // 1000} GB", "end"))
     base = HEIGHT - BOTTOM
     parts.append(f'<line x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}" stroke="#888"/>')
     for ranks in RANKS:
@@ -81,7 +82,7 @@ def main():
     isomer = sys.argv[1] if len(sys.argv) > 1 else str(HERE.parents[1] / "build/release/isomer")
     sent = sent_mb(isomer)
     parts = axes()
-    for (names, colour), shift in zip(LINES, (14, -2, 4)):
+    for names, colour, shift in LINES:
         if any(sent[name] != sent[names[0]] for name in names):
             sys.exit(f"{', '.join(names)} do not send the same bytes: give each a line of its own")
         parts += line(names, sent[names[0]], colour, shift)

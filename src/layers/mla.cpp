@@ -235,12 +235,19 @@ Tensor output_forward(RankContext& ctx, const AttentionLayer& layer, const Tenso
   Tensor y = ctx.empty("y", MemoryClass::workspace, x.dtype(), x.shape());
   matmul(ctx, "o_proj", attention.flatten(1, 2), layer.weights.o_proj.transpose(0, 1), y);
   if (layer.weights.o_bias) add_bias(ctx, "o bias", layer.weights.o_bias, y);
+  const double scale = layer.config.residual_scale();
+  if (scale != 1) scaled_sum(ctx, "residual scale", y, Tensor(), scale, y);
   add(ctx, "residual", y, x, y);
   return y;
 }
 
-Tensor output_backward(RankContext& ctx, const AttentionLayer& layer, Tensor attention, const Tensor& dy,
+Tensor output_backward(RankContext& ctx, const AttentionLayer& layer, Tensor attention, const Tensor& dresidual,
                        BlockGradients& gradients) {
+  Tensor dy = dresidual;
+  if (const double scale = layer.config.residual_scale(); scale != 1) {
+    dy = ctx.empty("d branch", MemoryClass::workspace, dy.dtype(), dy.shape());
+    scaled_sum(ctx, "d branch", dresidual, Tensor(), scale, dy);
+  }
   gradients.tensors.o_proj = weight_gradient(ctx, "d o_proj", dy, attention.flatten(1, 2));
   attention = Tensor();
   if (layer.weights.o_bias) gradients.tensors.o_bias = bias_gradient(ctx, "d o bias", dy);

@@ -36,8 +36,8 @@ Tensor up_project_forward(RankContext& ctx, const AttentionLayer& layer, const T
 void up_project_backward(RankContext& ctx, const AttentionLayer& layer, const Tensor& latent, IndexRange heads,
                          const Tensor& dkv, const Tensor& dlatent, BlockGradients& gradients, bool accumulate = false);
 
-/// y = x + attention·W_oᵀ (+ bias); attention [T, h, v], x and y [T, D]. This stage serves grouped-query attention too,
-/// whose v is head_dim.
+/// y = x + s·(attention·W_oᵀ (+ bias)), s = config.residual_scale(); attention [T, h, v], x and y [T, D]. This stage serves
+/// grouped-query attention too, whose v is head_dim.
 Tensor output_forward(RankContext& ctx, const AttentionLayer& layer, const Tensor& attention, const Tensor& x);
 /// Returns the attention's gradient [T, h, v] and fills W_o's. The residual's gradient is dy itself.
 Tensor output_backward(RankContext& ctx, const AttentionLayer& layer, Tensor attention, const Tensor& dy,

@@ -55,9 +55,12 @@ softmax scale {:.17g}, rope theta {}, pairs {}, first position {}.
 | reference/result.safetensors | the same from one rank in float64; the inputs are those of shared.safetensors |
 | read.py | `load(path)` gives {{name: array}}; run it on a file for a list |
 
-Rows are sequence-major: token s of sequence b is row s·batch + b; rank N of P holds the tokens [N·S/P, …) of every
-sequence (the first S mod P ranks one more), in y, dx and everything that is not "by heads". A tensor "… by heads"
-has all tokens and the rank's h/P heads, from head N·h/P on. A latent row is [ĉ | RoPE(k_pe)], d + r wide.
+Rows are sequence-major: token s of sequence b is row s·batch + b. Under schemes that spread heads rank N of P holds the
+tokens [N·S/P, …) of every sequence (the first S mod P ranks one more), in y, dx and everything that is not "by heads". A
+tensor "… by heads" has all tokens and the rank's h/P heads, from head N·h/P on. Under ring, latent-gather and latent-ring
+rank N holds parts N and 2P−1−N of 2P such parts, and all heads. In a layout of two axes, P inner ranks and G groups, group
+N / P holds parts g and 2G−1−g, its ranks deal them out in order, and "by heads" has the group's tokens. A latent row is
+[ĉ | RoPE(k_pe)], d + r wide.
 
 | tensor | shape |
 |---|---|

@@ -80,7 +80,7 @@ SequenceBlock LanguageModel::block_of(const ModelWeights& weights, std::int64_t 
           .tokens = tokens_,
           .groups = groups_,
           .core = options_.core,
-          .documents = rows.documents};
+          .document_starts = rows.documents};
 }
 
 RoutingSource LanguageModel::routing_source(std::int64_t layer) const {

@@ -104,6 +104,7 @@ inline MoeConfig make_moe_config(const nlohmann::json& json) {
   moe.num_experts_per_tok = integer("num_experts_per_tok", 0);
   moe.n_shared_experts = integer("n_shared_experts", 0);
   moe.moe_intermediate_size = integer("moe_intermediate_size", 0);
+  moe.first_k_dense_replace = integer("first_k_dense_replace", 0);
   moe.n_group = integer("n_group", 1);
   moe.topk_group = integer("topk_group", 1);
   moe.norm_topk_prob = json.at("norm_topk_prob").get<bool>();
@@ -115,10 +116,11 @@ inline MoeConfig make_moe_config(const nlohmann::json& json) {
   return moe;
 }
 
-/// The file's configuration; an inner norm or a bias is there if its tensor is.
+/// The file's configuration, of a block or of a model; an inner norm or a bias is there if its tensor is.
 inline ModelConfig make_model_config(const GoldenFile& golden) {
   const nlohmann::json json = golden.config_json();
   const auto integer = [&](const char* key) { return value_or<std::int64_t>(json, key, 0); };
+  const auto has = [&](const std::string& name) { return golden.has(name) || golden.has("model.layers.0." + name); };
   ModelConfig config;
   config.name = "golden";
   config.model_type = json.at("model_type").get<std::string>();
@@ -135,12 +137,13 @@ inline ModelConfig make_model_config(const GoldenFile& golden) {
   config.qk_nope_head_dim = integer("qk_nope_head_dim");
   config.qk_rope_head_dim = integer("qk_rope_head_dim");
   config.v_head_dim = integer("v_head_dim");
-  config.kv_a_layernorm = golden.has("self_attn.kv_a_layernorm.weight");
+  config.kv_a_layernorm = has("self_attn.kv_a_layernorm.weight");
   config.rms_norm_eps = json.at("rms_norm_eps").get<double>();
-  config.attention_bias = golden.has("self_attn.o_proj.bias");
+  config.attention_bias = has("self_attn.o_proj.bias");
   config.max_position_embeddings = integer("max_position_embeddings");
   config.dim_model_base = value_or(json, "dim_model_base", 0.0);
   config.rope = make_rope_config(json);
+  config.tie_word_embeddings = value_or(json, "tie_word_embeddings", false);
   config.moe = make_moe_config(json);
   return config;
 }

@@ -47,6 +47,26 @@ MlaReferenceResult run_golden(const GoldenFile& file, const ModelConfig& config)
                              file.values("x"), file.values("dy"), 2);
 }
 
+// The branch alone is multiplied, by scale_depth/√layers.
+TEST(MlaReference, ScaleDepth) {
+  const GoldenFile file = golden::read_golden_file("minicpm3");
+  ModelConfig config = golden::make_model_config(file);
+  config.scale_depth = 1.4;
+  config.num_hidden_layers = 4;
+  const MlaReferenceResult result = run_golden(file, config);
+  const double bound = tolerance(file.position_offset() + file.seq());
+  const auto scaled = [](std::vector<double> values, const std::vector<double>& residual) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = residual[i] + 0.7 * (values[i] - residual[i]);
+    return values;
+  };
+  EXPECT_LT(max_relative_error(result.y, scaled(file.values("y"), file.values("x"))), bound);
+  EXPECT_LT(max_relative_error(result.dx, scaled(file.values("dx"), file.values("dy"))), bound);
+  const auto& plain = file.values("grad.self_attn.o_proj.weight");
+  EXPECT_LT(max_relative_error(result.gradients.at("self_attn.o_proj.weight"),
+                               scaled(plain, std::vector<double>(plain.size()))),
+            bound);
+}
+
 class MlaReferenceGolden : public testing::TestWithParam<const char*> {};
 
 TEST_P(MlaReferenceGolden, AgreesWithTheNumpyOracle) {

@@ -89,6 +89,36 @@ TEST(MlaStages, AWrongConfigurationIsSeen) {
   EXPECT_GT(error_of("minicpm3", [](BlockProblem& p) { p.first_position = 0; }), 1e-4);
 }
 
+// scale_depth multiplies the branch and nothing else: y − x, dx − dy and the weights' gradients are the golden ones
+// times scale_depth/√layers.
+TEST(MlaStages, ScaleDepthMultipliesTheBranch) {
+  const GoldenFile file = golden::read_golden_file("minicpm3");
+  BlockProblem problem = golden_problem(file, DType::f64, AttentionCore::fused);
+  problem.config.scale_depth = 1.4;
+  problem.config.num_hidden_layers = 4;
+  const auto scaled = [](std::vector<double> values, const std::vector<double>& residual) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = residual[i] + 0.7 * (values[i] - residual[i]);
+    return values;
+  };
+  const double bound = bound_of(DType::f64, file);
+  for (const char* layout : {"explicit", "absorbed", "laga"}) {
+    const auto [run, shown] = run_layout(problem, golden_data(file, problem), layout);
+    EXPECT_LT(max_relative_difference(values_of(run.y), scaled(file.values("y"), file.values("x"))), bound) << layout;
+    EXPECT_LT(max_relative_difference(values_of(run.dx), scaled(file.values("dx"), file.values("dy"))), bound);
+    run.gradients.for_each([&](std::string_view weight, const Tensor& gradient) {
+      const auto& plain = file.values("grad." + std::string(weight));
+      EXPECT_LT(max_relative_difference(values_of(gradient), scaled(plain, std::vector<double>(plain.size()))), bound)
+          << weight;
+    });
+  }
+}
+
+/// Every optional part, dimensions that differ from each other, in float64.
+struct DifferenceCase {
+  BlockProblem problem;
+  BlockData data;
+};
+
 DifferenceCase difference_case() {
   DifferenceCase c;
   ModelConfig& config = c.problem.config;

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <mutex>
+#include <cmath>
 
 #include "comm/group.h"
 #include "cost/scheme_bytes.h"
@@ -70,34 +70,54 @@ TEST(SequenceGroups, RefuseOtherNumbersOfRanks) {
                std::exception);
 }
 
-/// The gradients of one block after sync_gradients, at rank 0; every replica has the same sequences.
-AttentionWeights synced_gradients(const std::string& text, int ranks, const BlockProblem& p, const BlockData& data) {
+/// One block under a layout: the gradients after sync_gradients, and y and dx of the first replica's tokens. Every
+/// replica has the same sequences.
+struct BlockResult {
+  AttentionWeights gradients;
+  Tensor y, dx;  // [S·batch, D]
+};
+BlockResult run(const std::string& text, int ranks, const BlockProblem& p, const BlockData& data,
+                const std::vector<std::vector<std::int64_t>>& document_starts = {}) {
   const Layout layout = parse_layout(text);
-  AttentionWeights result;
+  BlockResult result{.y = Tensor::unrecorded("y", p.dtype, data.x.shape()),
+                     .dx = Tensor::unrecorded("dx", p.dtype, data.x.shape())};
   run_group(group_of(ranks), [&](RankContext& ctx) {
     const auto scheme = make_sequence_scheme(layout, p.config);
     SequenceBlock block{.layer = {p.config, data.weights, {}},
                         .tokens = token_shards_of(layout, p.seq, p.batch),
-                        .groups = make_sequence_groups(ctx, layout)};
+                        .groups = make_sequence_groups(ctx, layout),
+                        .core = p.core,
+                        .first_position = p.first_position,
+                        .document_starts = document_starts};
     const int rank = block.groups.sequence->rank();
     const auto positions = block.tokens.positions(rank);
-    block.layer.rope = make_rope_rows(ctx, p.config, p.dtype, 0, positions, p.batch, p.seq);
-    const auto rows_of = [&](const Tensor& shared) {
-      const Tensor local = ctx.empty("x", MemoryClass::saved, p.dtype, {block.tokens.rows(rank), shared.size(1)});
+    block.layer.rope =
+        make_rope_rows(ctx, p.config, p.dtype, p.first_position, positions, p.batch, p.first_position + p.seq);
+    // To or from the rank's rows of a tensor of all tokens.
+    const auto for_rows = [&](const Tensor& shared, const Tensor& local, bool out) {
       std::int64_t row = 0;
       for (const IndexRange& range : positions) {
         const std::int64_t count = range.count * p.batch;
-        copy(ctx, "x", shared.slice(0, range.begin * p.batch, count), local.slice(0, row, count));
+        const Tensor all = shared.slice(0, range.begin * p.batch, count), mine = local.slice(0, row, count);
+        copy(ctx, "rows", out ? mine : all, out ? all : mine);
         row += count;
       }
+    };
+    const auto rows_of = [&](const Tensor& shared) {
+      Tensor local = ctx.empty("x", MemoryClass::saved, p.dtype, {block.tokens.rows(rank), shared.size(1)});
+      for_rows(shared, local, false);
       return local;
     };
     auto forward = scheme->forward(ctx, block, rows_of(data.x));
     auto backward = scheme->backward(ctx, block, std::move(forward.saved), rows_of(data.dy));
+    if (block.groups.data_rank == 0) {
+      for_rows(result.y, forward.y, true);
+      for_rows(result.dx, backward.dx, true);
+    }
     sync_gradients(ctx, block, backward.gradients);
     EXPECT_EQ(ctx.ledger().bytes_sent(Phase::gradient_sync), gradient_sync_bytes_sent(layout, p.config, ctx.rank()));
     EXPECT_EQ(backward.gradients.kv_b_heads.count, p.config.num_attention_heads);
-    if (ctx.rank() == 0) result = backward.gradients.tensors;
+    if (ctx.rank() == 0) result.gradients = backward.gradients.tensors;
   });
   return result;
 }
@@ -108,8 +128,8 @@ TEST(DataParallel, GradientsAreSummedOverReplicas) {
   for (const std::string layout :
        {"laga:2", "laga:2,ring:2", "laga:2,latent-ring:2", "explicit:2", "latent-gather:3"}) {
     const int ranks = sequence_ranks_of(parse_layout(layout));
-    const AttentionWeights one = synced_gradients(layout, ranks, p, data);
-    const AttentionWeights two = synced_gradients(layout + ",dp:2", 2 * ranks, p, data);
+    const AttentionWeights one = run(layout, ranks, p, data).gradients;
+    const AttentionWeights two = run(layout + ",dp:2", 2 * ranks, p, data).gradients;
     std::map<std::string, Tensor> expected;
     one.for_each([&](std::string_view name, const Tensor& t) { expected[std::string(name)] = t; });
     std::size_t compared = 0;
@@ -126,6 +146,51 @@ TEST(DataParallel, GradientsAreSummedOverReplicas) {
     });
     EXPECT_EQ(compared, expected.size());
   }
+}
+
+double largest_difference(const Tensor& a, const Tensor& b) {
+  double largest = 0;
+  for (std::int64_t row = 0; row < a.size(0); ++row) {
+    for (std::int64_t i = 0; i < a.size(1); ++i) {
+      const double difference = std::abs(static_cast<double>(a.data<float>()[row * a.stride(0) + i]) -
+                                         static_cast<double>(b.data<float>()[row * b.stride(0) + i]));
+      largest = std::isnan(difference) ? INFINITY : std::max(largest, difference);
+    }
+  }
+  return largest;
+}
+
+// A document in a packed sequence is what it is alone at the same positions, under every scheme.
+TEST(PackedDocuments, SeeThemselvesOnly) {
+  BlockProblem p = small_problem(small_config(4), 23, DType::f32, AttentionCore::fused, 1);
+  const BlockData data = seeded_data(p);
+  const std::vector<std::int64_t> starts = {0, 1, 9, 18};
+  const Tensor y = Tensor::unrecorded("y", p.dtype, data.x.shape());
+  const Tensor dx = Tensor::unrecorded("dx", p.dtype, data.x.shape());
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    const std::int64_t length = (i + 1 < starts.size() ? starts[i + 1] : p.seq) - starts[i];
+    BlockProblem alone = p;
+    alone.seq = length;
+    alone.first_position = p.first_position + starts[i];
+    const BlockResult one = run(
+        "explicit:1", 1, alone,
+        {.weights = data.weights, .x = data.x.slice(0, starts[i], length), .dy = data.dy.slice(0, starts[i], length)});
+    std::copy_n(one.y.data<float>(), one.y.numel(), y.slice(0, starts[i], length).data<float>());
+    std::copy_n(one.dx.data<float>(), one.dx.numel(), dx.slice(0, starts[i], length).data<float>());
+  }
+  for (const std::string layout :
+       {"explicit:1", "explicit:4", "laga:2", "laga:2,kv=strided", "absorbed:4", "ring:3", "latent-gather:4,rows=3",
+        "latent-ring:3,rows=2", "laga:2,ring:2", "laga:2,latent-ring:2"}) {
+    for (const AttentionCore core : {AttentionCore::fused, AttentionCore::eager}) {
+      const Layout parsed = parse_layout(layout);
+      if (!why_unfit(parsed, p.config, sequence_ranks_of(parsed), p.seq, core).empty()) continue;
+      p.core = core;
+      const BlockResult packed = run(layout, sequence_ranks_of(parsed), p, data, {starts});
+      EXPECT_LE(largest_difference(packed.y, y), 1e-4) << layout << ' ' << name_of(core);
+      EXPECT_LE(largest_difference(packed.dx, dx), 1e-3) << layout << ' ' << name_of(core);
+    }
+  }
+  EXPECT_GT(largest_difference(run("explicit:1", 1, p, data).y, y), 0.1) << "documents make a difference here";
 }
 
 }  // namespace

@@ -92,6 +92,13 @@ TEST(CompareProgram, ADryRunWritesNullForWhatItCanNotMeasure) {
   }
 }
 
+TEST(CompareProgram, RanksAreTheProductOfTheAxes) {
+  const json report = run_with_json("--model tiny-mla --seq 64 --schemes 'laga:2,ring:3;latent-ring'");
+  EXPECT_EQ(report.at("ranks"), 6);
+  EXPECT_EQ(names_of(report), (std::vector<std::string>{"laga:2,ring:3", "latent-ring"}));
+  EXPECT_EQ(report.at("good"), true);
+}
+
 TEST(CompareProgram, DryRunOfDeepSeekV3On64RanksTakesNoTime) {
   double seconds = 0;
   const json report = run_with_json("--model deepseek-v3 --seq 128K --ranks 64 --dtype bf16 --dry-run", &seconds);

@@ -96,7 +96,8 @@ void MlaBlock::forward() {
     reference::attention_head_forward(attention_head(task), attention_output(task));
   });
   result_.y = linear(result_.attention, weights_.o_proj, weights_.o_proj_bias);
-  for (std::size_t i = 0; i < result_.y.size(); ++i) result_.y[i] += x_[i];
+  const double scale = config_.residual_scale();
+  for (std::size_t i = 0; i < result_.y.size(); ++i) result_.y[i] = x_[i] + scale * result_.y[i];
 }
 
 void MlaBlock::project_queries() {
@@ -158,7 +159,10 @@ void MlaBlock::backward(const Values& dy) {
     Values dq(result_.q.size()), dkv(kv_.size()), dk_rope(k_rope_.size());
     {
       Values dattention(result_.attention.size());
-      linear_backward(dy, result_.attention, weights_.o_proj, weights_.o_proj_bias, "self_attn.o_proj", dattention);
+      Values dbranch = dy;
+      for (double& d : dbranch) d *= config_.residual_scale();
+      linear_backward(dbranch, result_.attention, weights_.o_proj, weights_.o_proj_bias, "self_attn.o_proj",
+                      dattention);
       attention_backward(dattention, dq, dkv, dk_rope);
     }
     latent_backward(dkv, dk_rope, du);

@@ -54,8 +54,8 @@ struct MlaReferenceResult {
 /// `x` and `dy` [seq, batch, D]; `dy` empty: forward only. Positions are first_position, +1, … in every sequence; the
 /// run's length, which longrope looks at, is run_length, or first_position + seq where that is 0. The result does not
 /// depend on `num_threads`. Memory: weights, gradients and whole activations, scores for 128 queries of one head a
-/// thread. MiniCPM3's scale_depth is the caller's. Throws std::invalid_argument naming a weight or input whose size
-/// does not fit the configuration.
+/// thread. The branch counts config.residual_scale() times. Throws std::invalid_argument naming a weight or input whose
+/// size does not fit the configuration.
 MlaReferenceResult mla_block_reference(const ModelConfig& config, const MlaReferenceWeights& weights, std::int64_t seq,
                                        std::int64_t batch, std::int64_t first_position, const std::vector<double>& x,
                                        const std::vector<double>& dy, int num_threads, std::int64_t run_length = 0);

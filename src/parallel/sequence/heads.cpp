@@ -6,37 +6,42 @@ namespace isomer {
 
 namespace {
 
-/// Parts of [range) at the borders of documents; document i begins at begins[i].
-template <class Body>
-void for_document_parts(const IndexRange& range, const std::vector<std::int64_t>& begins, Body&& body) {
-  for (std::size_t i = 0; i < begins.size(); ++i) {
-    const std::int64_t end = i + 1 < begins.size() ? begins[i + 1] : range.end();
-    const std::int64_t from = std::max(range.begin, begins[i]), to = std::min(range.end(), end);
-    if (from < to) body(static_cast<int>(i), IndexRange{from, to - from});
+/// Ends of the documents of sequence `b`, increasing; the last is the sequence's.
+std::vector<std::int64_t> document_ends(const SequenceBlock& block, std::int64_t b) {
+  std::vector<std::int64_t> ends;
+  if (!block.document_starts.empty()) {
+    for (const std::int64_t start : block.document_starts.at(static_cast<std::size_t>(b))) {
+      if (start > 0) ends.push_back(start);
+    }
   }
+  ends.push_back(block.tokens.seq);
+  return ends;
 }
 
 }  // namespace
 
 std::vector<TokenRun> runs_of(const SequenceBlock& block, const std::vector<IndexRange>& positions) {
-  static const std::vector<std::int64_t> kOneDocument = {0};
   const std::int64_t batch = block.tokens.batch;
   std::vector<TokenRun> runs;
-  int first_segment = 0;
+  int first_segment = 0;  // of the sequence
   for (std::int64_t b = 0; b < batch; ++b) {
-    const auto& begins = block.documents.empty() ? kOneDocument : block.documents[static_cast<std::size_t>(b)];
+    const auto ends = document_ends(block, b);
     std::int64_t passed = 0;
     for (const IndexRange& range : positions) {
-      for_document_parts(range, begins, [&](int document, const IndexRange& part) {
-        runs.push_back({.row = (passed + part.begin - range.begin) * batch + b,
+      std::int64_t begin = range.begin;
+      for (std::size_t document = 0; document < ends.size() && begin < range.end(); ++document) {
+        const std::int64_t end = std::min(ends[document], range.end());
+        if (end <= begin) continue;
+        runs.push_back({.row = (passed + begin - range.begin) * batch + b,
                         .row_stride = batch,
-                        .length = part.count,
-                        .position = block.first_position + part.begin,
-                        .segment = first_segment + document});
-      });
+                        .length = end - begin,
+                        .position = block.first_position + begin,
+                        .segment = first_segment + static_cast<int>(document)});
+        begin = end;
+      }
       passed += range.count;
     }
-    first_segment += static_cast<int>(begins.size());
+    first_segment += static_cast<int>(ends.size());
   }
   return runs;
 }

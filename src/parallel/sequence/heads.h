@@ -5,7 +5,7 @@
 
 namespace isomer {
 
-/// Rows of these positions in order, interleaved by batch: one run a sequence of the batch and range.
+/// Rows of these positions in order, interleaved by batch: one run a sequence of the batch, range and document in it.
 std::vector<TokenRun> runs_of(const SequenceBlock& block, const std::vector<IndexRange>& positions);
 
 /// Causal attention of whole sequences (one group); q, k, v [S·batch, heads, width], rope parts optional.

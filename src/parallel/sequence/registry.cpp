@@ -62,8 +62,8 @@ const Entry& runner_of(const Layout& layout, const SequenceLayout& axes, Attenti
 
 void check_recomputation(const Layout& layout, const Entry& entry, AttentionKind kind) {
   if (recompute_of(layout) != Recompute::up_projection) return;
-  if (kind == AttentionKind::gqa) {
-    invalid_argument("layout '{}': recompute=up-projection is for latent attention; grouped-query attention has none",
+  if (kind != AttentionKind::mla) {
+    invalid_argument("layout '{}': recompute=up-projection is for latent attention; use recompute=attention or block",
                      to_string(layout));
   }
   if (entry.name == "laga" || entry.name == "ring") return;
@@ -132,11 +132,17 @@ std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_rank
     if (is_for_other_attention(layout, config.attention)) layouts.push_back(std::move(layout));
   }
   const int inner = largest_inner(config.num_attention_heads, num_ranks);
-  if (inner == 1) return layouts;
   for (const std::string_view outer : {"ring", "latent-ring"}) {
     for (const Entry& entry : entries(config.attention)) {
+      if (inner == 1) break;
       if (std::find(entry.outer.begin(), entry.outer.end(), outer) == entry.outer.end()) continue;
       layouts.push_back(parse_layout(fmt::format("{}:{},{}:{}", entry.name, inner, outer, num_ranks / inner)));
+    }
+  }
+  for (const AttentionKind other : {AttentionKind::mla, AttentionKind::gqa}) {
+    for (const Entry& entry : entries(other)) {
+      const Layout layout = parse_layout(entry.name);
+      if (is_for_other_attention(layout, config.attention)) layouts.push_back(layout);
     }
   }
   return layouts;
@@ -165,8 +171,8 @@ std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_r
                       AttentionCore core) {
   if (is_for_other_attention(layout, config.attention)) {
     const bool latent = config.attention == AttentionKind::mla;
-    return fmt::format("'{}' is a scheme for {} attention; {} has {}", to_string(layout),
-                       latent ? "grouped-query" : "latent", config.name, latent ? "latent" : "grouped-query");
+    return fmt::format("it is a scheme for {} attention; {} has {} attention", latent ? "grouped-query" : "latent",
+                       config.name, latent ? "latent" : "grouped-query");
   }
   entry_of(layout, config.attention);
   SequenceLayout axes;

@@ -1,6 +1,6 @@
-// A sequence-parallel scheme: how one attention block, y = x + attention(RMSNorm(x)), runs forward and backward when
-// its tokens are spread over ranks. One file a scheme; the stages it composes are in layers/mla.h and layers/gqa.h,
-// what crosses the wire in exchange.h.
+// A sequence-parallel scheme: how one attention block, y = x + MLA(RMSNorm(x)), runs forward and backward when its
+// tokens are spread over ranks. One file a scheme; the stages it composes are in layers/mla.h, what crosses the wire in
+// exchange.h.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "layers/attention_core.h"
-#include "layers/gqa.h"
 #include "layers/mla.h"
 #include "parallel/sequence/groups.h"
 #include "sharding/layout.h"
@@ -25,9 +24,9 @@ struct SequenceBlock {
   SequenceGroups groups;
   AttentionCore core = AttentionCore::fused;
   std::int64_t first_position = 0;
-  /// Where documents begin in each sequence of the batch, counted from 0, which is one; tokens attend within their
-  /// document only. Empty: a sequence is one document.
-  std::vector<std::vector<std::int64_t>> documents = {};
+  /// Packed documents: for each sequence of the batch the positions at which a document begins, increasing; tokens see
+  /// their own document only. Empty: each sequence is one document.
+  std::vector<std::vector<std::int64_t>> document_starts;
 
   int inner_rank() const { return groups.inner->rank(); }  // index in the group
   int group() const { return groups.outer->rank(); }
@@ -71,7 +70,8 @@ std::string why_unfit(const Layout& layout, const ModelConfig& config, int num_r
                       AttentionCore core = AttentionCore::fused);
 
 /// Every scheme on one axis, in the order of reports, then the two-dimensional layouts that `num_ranks` allow: as many
-/// inner ranks as divide the heads and leave two groups at least.
+/// inner ranks as divide the heads and leave two groups at least; last the schemes for the other kind of attention,
+/// of which why_unfit says so.
 std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_ranks);
 
 /// Sums the parameter gradients over all ranks of all replicas (all-reduce in float32; where each rank holds the
@@ -88,7 +88,5 @@ std::unique_ptr<SequenceScheme> make_laga(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_ring(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_latent_gather(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_latent_ring(const Layout& layout);
-std::unique_ptr<SequenceScheme> make_explicit_gqa(const Layout& layout);
-std::unique_ptr<SequenceScheme> make_ring_gqa(const Layout& layout);
 
 }  // namespace isomer
