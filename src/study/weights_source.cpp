@@ -84,7 +84,8 @@ BlockData load_block_data(const BlockProblem& problem, const WeightsSource& sour
   data.dy = seeded_tensor(seed, "dy", {rows, hidden}, problem.dtype, 1.0, shape_only);
   if (source.checkpoint && !shape_only) {
     data.weights = load_attention_weights(*source.checkpoint, problem.config, source.layer, problem.dtype);
-    data.x = load_embedding_rows(*source.checkpoint, problem.config, rows_of_text(problem, source, text), problem.dtype);
+    data.x =
+        load_embedding_rows(*source.checkpoint, problem.config, rows_of_text(problem, source, text), problem.dtype);
     return data;
   }
   data.weights = seeded_attention_weights(problem.config, seed, problem.dtype, shape_only, source.layer);

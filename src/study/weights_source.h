@@ -25,9 +25,9 @@ struct WeightsSource {
 /// tokenizer beside the checkpoint that can't be read or has more tokens than the model.
 WeightsSource open_weights(const std::string& model, const ModelConfig& config, std::int64_t layer);
 
-/// The first `count` tokens of `text`, starting over where it ends, under the source's tokenizer or as bytes; `*wrapped`
-/// (if given) tells whether it did. A tokenizer reads U+FFFD where the text isn't UTF-8. Throws std::invalid_argument if
-/// there is no token in the text and count is not 0.
+/// The first `count` tokens of `text`, starting over where it ends, under the source's tokenizer or as bytes;
+/// `*wrapped` (if given) tells whether it did. A tokenizer reads U+FFFD where the text isn't UTF-8. Throws
+/// std::invalid_argument if there is no token in the text and count is not 0.
 std::vector<std::int64_t> text_tokens(const WeightsSource& source, const std::string& text, std::size_t count,
                                       bool* wrapped = nullptr);
 

@@ -24,7 +24,8 @@ struct TextOptions {
   std::function<void(std::int64_t, std::int64_t)> progress = {};
 };
 
-/// The text of a file. Throws isomer::Error naming it: unreadable, empty, not UTF-8 (with the offset; `lossy` replaces).
+/// The text of a file. Throws isomer::Error naming it: unreadable, empty, not UTF-8 (with the offset; `lossy`
+/// replaces).
 std::string read_utf8_text(const std::filesystem::path& path, bool lossy = false);
 /// What lies between lines that are <|endoftext|>, views of `text`; with no such line, all of it.
 std::vector<std::string_view> split_documents(std::string_view text);

@@ -100,7 +100,7 @@ TEST_P(PerplexityWindows, AgreeWithTheConventionTokenByToken) {
   EXPECT_EQ(got.num_bytes, 2 * scored);
   // Float32 sums in other orders; a token of another context differs by a thousandth and more.
   EXPECT_NEAR(got.nats, expected, 1e-5 * expected);
-  EXPECT_NEAR(got.per_token(), std::exp(expected / static_cast<double>(scored)), 1e-3);
+  EXPECT_NEAR(got.per_token() / std::exp(expected / static_cast<double>(scored)), 1, 1e-4);
   EXPECT_NEAR(got.bits_per_byte(), expected / std::log(2.0) / static_cast<double>(2 * scored), 1e-4);
 }
 
@@ -142,8 +142,9 @@ TEST(PerplexityLayouts, AgreeWithOneRank) {
       const Perplexity many = measure_perplexity(config, weights, windows, options_for(layout, dtype, 2));
       EXPECT_EQ(many.num_tokens, one.num_tokens);
       EXPECT_EQ(many.num_bytes, one.num_bytes);
-      // Rounding of activations goes either way over 150 tokens: a few ε of the loss.
-      EXPECT_NEAR(many.nats_per_token(), one.nats_per_token(), (dtype == DType::f32 ? 1e-4 : 2e-2));
+      // In bfloat16 a few tokens near a tie of their router go to other experts; each moves the mean by some hundredths
+      // at most. Float32 has only the order of sums.
+      EXPECT_NEAR(many.nats_per_token(), one.nats_per_token(), dtype == DType::f32 ? 1e-4 : 6e-2);
     }
   }
 }
