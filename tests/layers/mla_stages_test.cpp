@@ -114,11 +114,6 @@ TEST(MlaStages, ScaleDepthMultipliesTheBranch) {
 }
 
 /// Every optional part, dimensions that differ from each other, in float64.
-struct DifferenceCase {
-  BlockProblem problem;
-  BlockData data;
-};
-
 DifferenceCase difference_case() {
   DifferenceCase c;
   ModelConfig& config = c.problem.config;

@@ -1,6 +1,6 @@
-// A sequence-parallel scheme: how one attention block, y = x + MLA(RMSNorm(x)), runs forward and backward when its
-// tokens are spread over ranks. One file a scheme; the stages it composes are in layers/mla.h, what crosses the wire in
-// exchange.h.
+// A sequence-parallel scheme: how one attention block, y = x + attention(RMSNorm(x)), runs forward and backward when
+// its tokens are spread over ranks. One file a scheme; the stages it composes are in layers/mla.h and layers/gqa.h,
+// what crosses the wire in exchange.h.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "layers/attention_core.h"
+#include "layers/gqa.h"
 #include "layers/mla.h"
 #include "parallel/sequence/groups.h"
 #include "sharding/layout.h"
@@ -88,5 +89,7 @@ std::unique_ptr<SequenceScheme> make_laga(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_ring(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_latent_gather(const Layout& layout);
 std::unique_ptr<SequenceScheme> make_latent_ring(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_explicit_gqa(const Layout& layout);
+std::unique_ptr<SequenceScheme> make_ring_gqa(const Layout& layout);
 
 }  // namespace isomer
