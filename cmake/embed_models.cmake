@@ -4,11 +4,15 @@ string(REPLACE "|" ";" files "${FILES}")
 set(rows "")
 foreach(file ${files})
   get_filename_component(name ${file} NAME)
+  if(name STREQUAL "config.json") # models/NAME/config.json, which may have weights beside it
+    get_filename_component(name ${file} DIRECTORY)
+    get_filename_component(name ${name} NAME)
+  endif()
   string(REGEX REPLACE "\\.json$" "" name "${name}")
   file(READ ${file} text)
   string(APPEND rows "      {\"${name}\", R\"isomer(${text})isomer\"},\n")
 endforeach()
-file(WRITE ${OUTPUT}.new "// Generated from models/*.json.
+file(WRITE ${OUTPUT}.new "// Generated from models/*.json and models/*/config.json.
 #include \"model/builtin_models.h\"
 
 namespace isomer {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "apps/isomer/commands.h"
+#include "apps/isomer/shipped_model.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
 #include "model/text.h"
@@ -236,6 +237,16 @@ void check_places(const CompareArguments& a) {
   if (!under_mpirun()) check_dump_directory(a.dump_dir);
 }
 
+/// What the report says of the text that makes `rows` tokens.
+std::string text_source(const CompareArguments& a, const WeightsSource& source, const std::string& text,
+                        std::int64_t rows) {
+  bool wrapped = false;
+  if (!a.dry_run) text_tokens(source, text, static_cast<std::size_t>(rows), &wrapped);
+  return fmt::format("the {} of {}{}", source.tokenizer ? "tokens" : "bytes",
+                     a.text_file.empty() ? "the novel in data/text" : a.text_file,
+                     wrapped ? fmt::format(" ({} bytes, read again from its start)", text.size()) : "");
+}
+
 int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   CompareOptions options = options_of(a, load_model_config(a.model));
   check_places(a);
@@ -245,13 +256,12 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
 
   Progress progress(at_root);
   progress.show("weights");
-  const WeightsSource source = open_weights(a.model, options.problem.config, a.layer);
-  options.weights_source = source.description;
+  const std::string place = shipped_model(a.model);
+  const WeightsSource source = open_weights(place, options.problem.config, a.layer);
+  options.weights_source =
+      place == a.model ? source.description : fmt::format("layer {} of {}, which ships", a.layer, a.model);
   const std::string text = a.text_file.empty() ? std::string(default_text()) : load_text_bytes(a.text_file);
-  const auto rows = static_cast<std::size_t>(options.problem.seq * options.problem.batch);
-  options.text_source =
-      fmt::format("the bytes of {}{}", a.text_file.empty() ? "the novel in data/text" : a.text_file,
-                  rows > text.size() ? fmt::format(" ({} bytes, read again from its start)", text.size()) : "");
+  options.text_source = text_source(a, source, text, options.problem.seq * options.problem.batch);
   const BlockData data = load_block_data(options.problem, source, text, options.seed, a.dry_run);
 
   std::unique_ptr<Dump> dump;

@@ -160,13 +160,8 @@ class TokenDatasetBuilder {
   std::shared_ptr<Storage> storage_;
 };
 
-namespace {
-
-constexpr std::string_view kSeparator = "<|endoftext|>";
-
-/// The documents of a file: what lies between lines that are the separator, or all of it.
-std::vector<std::string_view> documents_of(std::string_view text, bool split_at_separator) {
-  if (!split_at_separator) return {text};
+std::vector<std::string_view> split_documents(std::string_view text) {
+  constexpr std::string_view kSeparator = "<|endoftext|>";
   std::vector<std::string_view> documents;
   std::size_t begin = 0;
   for (std::size_t at = text.find(kSeparator); at != std::string_view::npos; at = text.find(kSeparator, at + 1)) {
@@ -181,7 +176,7 @@ std::vector<std::string_view> documents_of(std::string_view text, bool split_at_
   return documents;
 }
 
-std::string text_of_file(const std::filesystem::path& path, bool lossy) {
+std::string read_utf8_text(const std::filesystem::path& path, bool lossy) {
   std::ifstream file(path, std::ios::binary);
   if (!file || std::filesystem::is_directory(path)) throw Error(fmt::format("text {}: can't be read", path.string()));
   std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -196,8 +191,6 @@ std::string text_of_file(const std::filesystem::path& path, bool lossy) {
                   path.string(), static_cast<unsigned char>(text[*invalid]), *invalid));
 }
 
-}  // namespace
-
 TokenDataset TokenDataset::from_text(const std::vector<std::filesystem::path>& paths, const Tokenizer& tokenizer,
                                      const TextOptions& options) {
   TokenDatasetBuilder builder(tokenizer.vocab_size(), tokenizer.hash());
@@ -209,8 +202,9 @@ TokenDataset TokenDataset::from_text(const std::vector<std::filesystem::path>& p
   }
   const auto bos = tokenizer.bos_id(), eos = tokenizer.eos_id();
   for (const auto& path : paths) {
-    const std::string text = text_of_file(path, options.lossy);
-    for (const std::string_view document : documents_of(text, options.split_at_separator)) {
+    const std::string text = read_utf8_text(path, options.lossy);
+    const auto documents = options.split_at_separator ? split_documents(text) : std::vector<std::string_view>{text};
+    for (const std::string_view document : documents) {
       if (options.progress) options.progress(done, total);
       done += static_cast<std::int64_t>(document.size());
       if (document.empty()) continue;

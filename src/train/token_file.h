@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/tokenizer.h"
@@ -22,6 +23,12 @@ struct TextOptions {
   /// Called with bytes done and bytes in all, a few times a second.
   std::function<void(std::int64_t, std::int64_t)> progress = {};
 };
+
+/// The text of a file. Throws isomer::Error naming it: unreadable, empty, not UTF-8 (with the offset; `lossy`
+/// replaces).
+std::string read_utf8_text(const std::filesystem::path& path, bool lossy = false);
+/// What lies between lines that are <|endoftext|>, views of `text`; with no such line, all of it.
+std::vector<std::string_view> split_documents(std::string_view text);
 
 /// Immutable; copies share the tokens.
 class TokenDataset {

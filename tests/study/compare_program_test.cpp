@@ -187,7 +187,7 @@ TEST(CompareProgram, RefusesABrokenCheckpointWithFileAndPlace) {
   expect_refused(compare, {path, "config.json"});
   folder.write("config.json", "{\"model_type\": ");
   expect_refused(compare, {path + "/config.json"});
-  folder.write("config.json", testing::text_of(std::string(ISOMER_SOURCE_DIR) + "/models/tiny-mla.json"));
+  folder.write("config.json", testing::text_of(std::string(ISOMER_SOURCE_DIR) + "/models/tiny-mla/config.json"));
   folder.write("model.safetensors", "12345");
   expect_refused(compare, {path + "/model.safetensors", "byte 0"});
   folder.write("model.safetensors",
