@@ -160,6 +160,13 @@ ModelConfig scaled_config(RouterKind router) {
   return c;
 }
 
+/// True for a weight of an expert of the second layer that no token went to.
+bool belongs_to_idle_expert(const std::string& name, const std::vector<std::int32_t>& chosen) {
+  const auto at = name.find(".experts.");
+  if (at == std::string::npos) return false;
+  return std::find(chosen.begin(), chosen.end(), std::stoi(name.substr(at + 9))) == chosen.end();
+}
+
 class LanguageModelDerivatives : public ::testing::TestWithParam<RouterKind> {};
 
 TEST_P(LanguageModelDerivatives, GradientsAreTheDerivatives) {
@@ -197,7 +204,7 @@ TEST_P(LanguageModelDerivatives, GradientsAreTheDerivatives) {
     for (std::size_t i = 0; i < gradient.size(); ++i) expected += gradient[i] * direction[i];
     // Truncation step⁴ = 1e-12 times a fifth derivative, cancellation ε / step = 1e-13.
     EXPECT_NEAR(quotient, expected, 1e-9) << name;
-    EXPECT_GT(testing::max_magnitude(gradient), 1e-6) << name;
+    if (!belongs_to_idle_expert(name, result.experts[1])) EXPECT_GT(testing::max_magnitude(gradient), 1e-6) << name;
   }
 }
 

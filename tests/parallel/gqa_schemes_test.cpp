@@ -218,6 +218,7 @@ TEST(GqaUnfit, SchemesOfTheOtherAttentionSaySo) {
   EXPECT_NE(why_unfit(parse_layout("laga"), config, 3, 24).find("latent attention"), std::string::npos);
   EXPECT_THROW(make_sequence_scheme(parse_layout("laga"), config), std::invalid_argument);
   EXPECT_NE(why_unfit(parse_layout("explicit"), config, 4, 24).find("1, 2, 3, 6"), std::string::npos);
+  EXPECT_NE(why_unfit(parse_layout("explicit"), config, 4, 24).find("explicit:2,ring:2, ring:4"), std::string::npos);
   EXPECT_TRUE(why_unfit(parse_layout("explicit"), config, 6, 24).empty());
   EXPECT_TRUE(why_unfit(parse_layout("ring"), config, 24, 24).empty());
   EXPECT_THROW(make_sequence_scheme(parse_layout("ring:2,recompute=up-projection"), config), std::invalid_argument);

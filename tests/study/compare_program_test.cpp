@@ -115,6 +115,21 @@ TEST(CompareProgram, DryRunOfDeepSeekV3On64RanksTakesNoTime) {
   }
 }
 
+TEST(CompareProgram, GroupedQueryModelsRunTheirSchemesAndSayWhyNotTheOthers) {
+  const json report = run_with_json("--model smollm2-135m --seq 61 --ranks 3");
+  EXPECT_EQ(report.at("good"), true);
+  EXPECT_EQ(names_of(report), (std::vector<std::string>{"explicit", "ring"}));
+  std::vector<std::string> omitted;
+  for (const auto& entry : report.at("omitted")) {
+    omitted.push_back(entry.at("layout"));
+    EXPECT_THAT(entry.at("reason").get<std::string>(), HasSubstr("latent attention"));
+  }
+  EXPECT_THAT(omitted, ::testing::IsSupersetOf({"laga", "absorbed", "latent-gather"}));
+  EXPECT_EQ(omitted.size(), kSchemes.size() - 2);
+  const json large = run_with_json("--model llama-3.1-405b --seq 128K --ranks 64 --dtype bf16 --dry-run");
+  EXPECT_EQ(names_of(large), (std::vector<std::string>{"explicit", "ring", "explicit:32,ring:2"}));
+}
+
 /// Ended by an exit status of its own, with one line on stderr that has all of `parts`, and no table on stdout.
 void expect_refused(const std::string& arguments, const std::vector<std::string>& parts) {
   SCOPED_TRACE("isomer " + arguments);
@@ -130,7 +145,7 @@ void expect_refused(const std::string& arguments, const std::vector<std::string>
 TEST(CompareProgram, RefusesWrongValuesWithWhatWouldBeRight) {
   const std::string tiny = "compare --model tiny-mla --seq 64 ";
   expect_refused("compare --model deepseek-v33", {"deepseek-v33", "deepseek-v3"});
-  expect_refused("compare --model llama-3.1-405b", {"llama-3.1-405b", "grouped-query", "MLA"});
+  expect_refused("compare --model llama-3.1-405b --schemes laga", {"laga", "grouped-query", "explicit, ring"});
   expect_refused(tiny + "--schemes lago", {"lago", "laga", "explicit"});
   expect_refused(tiny + "--schemes laga:v=neither", {"v=neither", "v=copy", "v=view"});
   expect_refused(tiny + "--schemes explicit:v=copy", {"explicit", "'v'"});

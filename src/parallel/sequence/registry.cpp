@@ -113,7 +113,9 @@ int largest_inner(std::int64_t heads, int num_ranks) {
 std::string beyond_heads(const ModelConfig& config, int num_ranks) {
   const int inner = largest_inner(config.num_attention_heads, num_ranks);
   const std::string alone = fmt::format("ring:{}", num_ranks);
-  if (config.attention != AttentionKind::mla) return alone;
+  if (config.attention != AttentionKind::mla) {
+    return inner == 1 ? alone : fmt::format("explicit:{},ring:{}, {}", inner, num_ranks / inner, alone);
+  }
   const std::string latent = fmt::format("{}, latent-gather:{}, latent-ring:{}", alone, num_ranks, num_ranks);
   return inner == 1 ? latent : fmt::format("laga:{},ring:{}, {}", inner, num_ranks / inner, latent);
 }
