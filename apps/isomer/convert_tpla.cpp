@@ -1,5 +1,5 @@
-// isomer convert tpla: rotates the latent of an MLA checkpoint for sharded decode, and says how far the result lies from
-// the original.
+// isomer convert tpla: rotates the latent of an MLA checkpoint for sharded decode, and says how far the result lies
+// from the original.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -95,8 +95,9 @@ void print_report(const ConvertArguments& a, const TplaConversion& c, const Tpla
   table.add({"same first choice", fmt::format("{:.2f} %", 100 * static_cast<double>(l.top1_agreements) / tokens)});
   table.add({"perplexity, original", fmt::format("{:.4f}", std::exp(l.nats_first / targets))});
   table.add({"perplexity, rewritten", fmt::format("{:.4f}", std::exp(l.nats_second / targets))});
-  fmt::print("{}\nwhat a shard sees in decode (not exact but for one shard, or all columns shared); means over heads:\n{}",
-             table.text(), head_table(report.heads, c.options, false));
+  fmt::print(
+      "{}\nwhat a shard sees in decode (not exact but for one shard, or all columns shared); means over heads:\n{}",
+      table.text(), head_table(report.heads, c.options, false));
   if (result.dequantised > 0) fmt::print("{} FP8 tensors are written as BF16\n", result.dequantised);
 }
 
@@ -109,25 +110,25 @@ json report_json(const ConvertArguments& a, const TplaConversion& c, const TplaC
   }
   json out = machine_json(c.num_threads, 0);
   out.update(tpla_json(c.options, load_model_config(c.model.string())));
-  out.update({{"command", "convert tpla"},
-              {"model", a.model},
-              {"out", a.out},
-              {"seed", result.side.seed},
-              {"calibration",
-               {{"files", files}, {"window", result.side.window}, {"tokens", result.side.calibration_tokens}}},
-              {"weights_hash", fmt::format("{:016x}", result.side.weights_hash)},
-              {"fp8_dequantised", result.dequantised},
-              {"report",
-               {{"tokens", l.num_tokens},
-                {"largest_logit_difference", l.largest},
-                {"largest_logit", l.largest_logit},
-                {"mean_kl", l.mean_divergence},
-                {"largest_kl", l.largest_divergence},
-                {"top1_agreement", static_cast<double>(l.top1_agreements) / static_cast<double>(l.num_tokens)},
-                {"nats_per_token_original", l.nats_first / static_cast<double>(l.num_targets)},
-                {"nats_per_token_rewritten", l.nats_second / static_cast<double>(l.num_targets)}}},
-              {"layers", heads_json(report.heads, c.options)},
-              {"seconds", seconds}});
+  out.update(
+      {{"command", "convert tpla"},
+       {"model", a.model},
+       {"out", a.out},
+       {"seed", result.side.seed},
+       {"calibration", {{"files", files}, {"window", result.side.window}, {"tokens", result.side.calibration_tokens}}},
+       {"weights_hash", fmt::format("{:016x}", result.side.weights_hash)},
+       {"fp8_dequantised", result.dequantised},
+       {"report",
+        {{"tokens", l.num_tokens},
+         {"largest_logit_difference", l.largest},
+         {"largest_logit", l.largest_logit},
+         {"mean_kl", l.mean_divergence},
+         {"largest_kl", l.largest_divergence},
+         {"top1_agreement", static_cast<double>(l.top1_agreements) / static_cast<double>(l.num_tokens)},
+         {"nats_per_token_original", l.nats_first / static_cast<double>(l.num_targets)},
+         {"nats_per_token_rewritten", l.nats_second / static_cast<double>(l.num_targets)}}},
+       {"layers", heads_json(report.heads, c.options)},
+       {"seconds", seconds}});
   return out;
 }
 

@@ -39,8 +39,7 @@ int run_heads(const HeadsArguments& a) {
   const Checkpoint checkpoint = Checkpoint::open(model);
   const TplaSideFile side = load_tpla_side_file(model, config, checkpoint);
   const Tokenizer tokenizer = Tokenizer::load(a.tokenizer.empty() ? model : a.tokenizer);
-  const TokenDataset text =
-      TokenDataset::from_text({a.data.begin(), a.data.end()}, tokenizer, {.lossy = a.lossy});
+  const TokenDataset text = TokenDataset::from_text({a.data.begin(), a.data.end()}, tokenizer, {.lossy = a.lossy});
   const CalibrationWindows windows =
       calibration_windows(text, config,
                           {.tokens = parse_count("--tokens", a.tokens, 1, kMost),

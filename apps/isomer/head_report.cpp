@@ -18,7 +18,8 @@ std::string tpla_line(const TplaOptions& options, const ModelConfig& config) {
 }
 
 std::string head_table(const std::vector<LayerHeads>& layers, const TplaOptions& options, bool every_head) {
-  Table table({"layer", every_head ? "head" : "heads", "shard", "share", "cosine", "KL of softmax", "κ", "κ least squares"});
+  Table table(
+      {"layer", every_head ? "head" : "heads", "shard", "share", "cosine", "KL of softmax", "κ", "κ least squares"});
   const auto g = static_cast<std::size_t>(options.num_shards);
   for (std::size_t l = 0; l < layers.size(); ++l) {
     const LayerHeads& layer = layers[l];
@@ -62,12 +63,9 @@ json heads_json(const std::vector<LayerHeads>& layers, const TplaOptions& option
 }
 
 json tpla_json(const TplaOptions& options, const ModelConfig& config) {
-  return {{"transform", name_of(options.transform)},
-          {"shards", options.num_shards},
-          {"shared_columns", options.shared_columns},
-          {"rms", name_of(options.rms)},
-          {"kappa", name_of(options.kappa)},
-          {"cache_elements", options.cache_width(config)}};
+  return {{"transform", name_of(options.transform)},  {"shards", options.num_shards},
+          {"shared_columns", options.shared_columns}, {"rms", name_of(options.rms)},
+          {"kappa", name_of(options.kappa)},          {"cache_elements", options.cache_width(config)}};
 }
 
 }  // namespace isomer

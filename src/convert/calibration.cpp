@@ -126,7 +126,8 @@ CalibrationWindows calibration_windows(const TokenDataset& text, const ModelConf
   if (options.tokens < 1) invalid_argument("--calibration-tokens {}: at least 1", options.tokens);
   const BatchOrder order(text, {.seq_len = result.window, .seed = options.seed, .shuffle = true});
   const std::int64_t all = order.num_sequences();
-  const std::int64_t held_out = std::clamp<std::int64_t>(all / 10, 1, std::max<std::int64_t>(1, options.held_out_windows));
+  const std::int64_t held_out =
+      std::clamp<std::int64_t>(all / 10, 1, std::max<std::int64_t>(1, options.held_out_windows));
   const std::int64_t wanted = std::max<std::int64_t>(1, options.tokens / result.window);
   const std::int64_t taken = std::min(wanted, all - held_out);
   // The held-out ones first: another amount of calibration text leaves them as they are.
@@ -149,10 +150,9 @@ std::vector<LayerMoments> collect_moments(const ModelConfig& config, const Model
   return layers;
 }
 
-std::vector<HeadSums> measure_shards(const ModelConfig& config, const ModelWeights& weights,
-                                     const TplaOptions& options, std::span<const ShardedLayer> layers,
-                                     std::span<const Sample> samples, int num_threads,
-                                     const ConversionProgress& progress) {
+std::vector<HeadSums> measure_shards(const ModelConfig& config, const ModelWeights& weights, const TplaOptions& options,
+                                     std::span<const ShardedLayer> layers, std::span<const Sample> samples,
+                                     int num_threads, const ConversionProgress& progress) {
   check_tpla_options(options, config);
   ISOMER_CHECK(static_cast<std::int64_t>(layers.size()) == config.num_hidden_layers, "{} layers", layers.size());
   std::vector<HeadMeter> meters;

@@ -50,9 +50,8 @@ struct ShardedLayer {
   std::vector<double> rotation;  // U [d, d], where `weights` are not rewritten yet; empty where they are
 };
 /// HeadSums of every layer over the samples, by the forward of `weights`.
-std::vector<HeadSums> measure_shards(const ModelConfig& config, const ModelWeights& weights,
-                                     const TplaOptions& options, std::span<const ShardedLayer> layers,
-                                     std::span<const Sample> samples, int num_threads,
-                                     const ConversionProgress& progress);
+std::vector<HeadSums> measure_shards(const ModelConfig& config, const ModelWeights& weights, const TplaOptions& options,
+                                     std::span<const ShardedLayer> layers, std::span<const Sample> samples,
+                                     int num_threads, const ConversionProgress& progress);
 
 }  // namespace isomer

@@ -21,9 +21,7 @@ double log_sum_exp(Row z) {
   return largest + std::log(sum);
 }
 
-std::size_t argmax(Row z) {
-  return static_cast<std::size_t>(std::max_element(z.begin(), z.end()) - z.begin());
-}
+std::size_t argmax(Row z) { return static_cast<std::size_t>(std::max_element(z.begin(), z.end()) - z.begin()); }
 
 void add_token(Row first, Row second, std::int32_t target, LogitDifference& sum) {
   const double lse_first = log_sum_exp(first), lse_second = log_sum_exp(second);
@@ -62,8 +60,8 @@ LogitDifference compare_logits(const ModelConfig& config, const ModelWeights& fi
       const Tensor a = model.logits(ctx, first, samples.subspan(s, 1));
       const Tensor b = model.logits(ctx, second, samples.subspan(s, 1));
       for (std::int64_t t = 0; t < a.size(0); ++t) {
-        add_token(widened(a.select(0, t)), widened(b.select(0, t)),
-                  samples[s].targets[static_cast<std::size_t>(t)], sum);
+        add_token(widened(a.select(0, t)), widened(b.select(0, t)), samples[s].targets[static_cast<std::size_t>(t)],
+                  sum);
       }
     }
   });

@@ -21,9 +21,15 @@ namespace {
 namespace fs = std::filesystem;
 
 /// What stands beside the weights of a Hugging Face directory and belongs to the model.
-constexpr std::array kCompanions = {"tokenizer.json",          "tokenizer_config.json", "special_tokens_map.json",
-                                    "generation_config.json",  "chat_template.jinja",   "tokenizer.model",
-                                    "configuration_deepseek.py", "modeling_deepseek.py",  "LICENSE"};
+constexpr std::array kCompanions = {"tokenizer.json",
+                                    "tokenizer_config.json",
+                                    "special_tokens_map.json",
+                                    "generation_config.json",
+                                    "chat_template.jinja",
+                                    "tokenizer.model",
+                                    "configuration_deepseek.py",
+                                    "modeling_deepseek.py",
+                                    "LICENSE"};
 
 std::string layer_name(std::int64_t layer, std::string_view slot) {
   return fmt::format("model.layers.{}.{}", layer, slot);
@@ -79,8 +85,8 @@ class Converter {
   const TplaConversion& conversion_;
   const ModelConfig config_;
   const Checkpoint checkpoint_;
-  std::vector<LatentWeights> rewritten_;                // by layer
-  std::vector<std::vector<double>> rotations_;          // by layer, U
+  std::vector<LatentWeights> rewritten_;        // by layer
+  std::vector<std::vector<double>> rotations_;  // by layer, U
   TplaConversionResult result_;
 };
 
@@ -88,11 +94,11 @@ void Converter::rewrite_layer(const LayerMoments& moments, std::int64_t layer) {
   progress("rewriting: layer", layer);
   LatentWeights original = load_latent_weights(checkpoint_, config_, layer);
   std::vector<double> u = tpla_transform(conversion_.options.transform, {.config = config_,
-                                                                          .moments = moments,
-                                                                          .kv_b = original.kv_b,
-                                                                          .gamma = original.gamma,
-                                                                          .seed = conversion_.calibration.seed,
-                                                                          .layer = layer});
+                                                                         .moments = moments,
+                                                                         .kv_b = original.kv_b,
+                                                                         .gamma = original.gamma,
+                                                                         .seed = conversion_.calibration.seed,
+                                                                         .layer = layer});
   result_.side.layers.push_back(tpla_layer(conversion_.options, config_, column_moments(moments, u)));
   rewritten_.push_back(rewrite_latent(config_, std::move(original), u, conversion_.num_threads));
   rotations_.push_back(std::move(u));
@@ -103,16 +109,16 @@ void Converter::fit_kappa(const ModelWeights& weights) {
   for (std::size_t l = 0; l < rewritten_.size(); ++l) {
     layers.push_back({result_.side.layers[l], rewritten_[l].kv_b, rewritten_[l].gamma, rotations_[l]});
   }
-  const std::vector<HeadSums> sums = measure_shards(config_, weights, conversion_.options, layers,
-                                                    result_.windows.calibration, conversion_.num_threads,
-                                                    conversion_.progress);
+  const std::vector<HeadSums> sums =
+      measure_shards(config_, weights, conversion_.options, layers, result_.windows.calibration,
+                     conversion_.num_threads, conversion_.progress);
   for (std::size_t l = 0; l < sums.size(); ++l) result_.side.layers[l].kappa = sums[l].least_squares_kappa();
 }
 
 void Converter::calibrate() {
   const ModelWeights weights = load_model_weights(checkpoint_, config_, DType::f32);
-  const std::vector<LayerMoments> moments = collect_moments(
-      config_, weights, result_.windows.calibration, conversion_.num_threads, conversion_.progress);
+  const std::vector<LayerMoments> moments =
+      collect_moments(config_, weights, result_.windows.calibration, conversion_.num_threads, conversion_.progress);
   for (std::int64_t l = 0; l < config_.num_hidden_layers; ++l) rewrite_layer(moments[static_cast<std::size_t>(l)], l);
   if (conversion_.options.kappa == TplaKappa::lsq) fit_kappa(weights);
 }
@@ -137,8 +143,8 @@ TensorSource Converter::source_of(const std::string& name,
             }};
   }
   return {.name = name, .shape = info.shape, .raw = TensorSource::Raw{info.dtype, [this, name] {
-                                                                         return checkpoint_.bytes(name);
-                                                                       }}};
+                                                                        return checkpoint_.bytes(name);
+                                                                      }}};
 }
 
 std::vector<TensorSource> Converter::sources() {
@@ -172,10 +178,11 @@ std::string Converter::config_text() const {
 }
 
 TplaConversionResult Converter::write() {
-  progress("writing: layer", 0);
   StagedDirectory staged(conversion_.out);
+  progress("writing: layer", 0);
   const fs::path& directory = staged.path();
   write_checkpoint(directory, sources(), conversion_.max_shard_bytes, checkpoint_.metadata());
+  progress("writing the side file: layer", config_.num_hidden_layers);
   write_text_atomically(directory / "config.json", config_text());
   for (const char* name : kCompanions) {
     std::error_code code;

@@ -35,8 +35,8 @@ struct TplaConversionResult {
 CalibrationFile describe_calibration_file(const std::filesystem::path& path);
 
 /// Writes `out`: the checkpoint (every tensor but the rewritten ones bit for bit, FP8 as BF16), config.json, the
-/// tokenizer's files, tpla.json and tpla.safetensors. All of it is written into a directory beside `out` that is renamed
-/// at the end, and removed if anything throws. The same bytes for the same seed, whatever the threads. Throws
+/// tokenizer's files, tpla.json and tpla.safetensors. All of it is written into a directory beside `out` that is
+/// renamed at the end, and removed if anything throws. The same bytes for the same seed, whatever the threads. Throws
 /// std::invalid_argument for options that don't fit and an `out` that exists, isomer::Error for trouble with files.
 TplaConversionResult convert_tpla(const TplaConversion& conversion, const TokenDataset& text);
 

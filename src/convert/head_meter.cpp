@@ -98,8 +98,8 @@ HeadMeter::HeadMeter(const ModelConfig& config, const TplaOptions& options, cons
                      const Values& gamma)
     : config_(config), options_(options), layer_(layer), kv_b_(kv_b), gamma_(gamma) {
   const auto size = static_cast<std::size_t>(config.num_attention_heads * options.num_shards);
-  for (Values* sum : {&sums_.target_own, &sums_.own_own, &sums_.cross, &sums_.whole_whole, &sums_.local_local,
-                      &sums_.divergence}) {
+  for (Values* sum :
+       {&sums_.target_own, &sums_.own_own, &sums_.cross, &sums_.whole_whole, &sums_.local_local, &sums_.divergence}) {
     sum->assign(size, 0);
   }
 }

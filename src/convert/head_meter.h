@@ -19,17 +19,17 @@ namespace isomer {
 
 /// One sequence's rows of one layer, float64. Latents are those of the rewritten model, before its norm.
 struct HeadRows {
-  std::vector<double> q;                  // [T, h, n + r], rotated
-  std::vector<double> c;                  // [T, d], before kv_a_layernorm
-  std::vector<double> k_pe;               // [T, r], rotated
+  std::vector<double> q;                   // [T, h, n + r], rotated
+  std::vector<double> c;                   // [T, d], before kv_a_layernorm
+  std::vector<double> k_pe;                // [T, r], rotated
   std::span<const std::int32_t> segments;  // [T]: a token sees those of its segment up to itself
 };
 
 /// Sums of one layer; all vectors [h, g].
 struct HeadSums {
-  std::vector<double> target_own, own_own;            // ΣΣ (Z − A)°·B°, ΣΣ B°²
+  std::vector<double> target_own, own_own;              // ΣΣ (Z − A)°·B°, ΣΣ B°²
   std::vector<double> cross, whole_whole, local_local;  // ΣΣ G°·L°, ΣΣ G°², ΣΣ L°²
-  std::vector<double> divergence;                     // Σ KL
+  std::vector<double> divergence;                       // Σ KL
   std::int64_t num_queries = 0;
 
   std::vector<double> least_squares_kappa() const;  // 1 where a shard adds nothing
@@ -51,8 +51,8 @@ class HeadMeter {
  private:
   struct Sequence;
   void add_head(const Sequence& sequence, std::int64_t head);
-  void add_queries(const Sequence& sequence, std::int64_t head, const std::vector<double>& absorbed,
-                   std::int64_t first, std::int64_t count);
+  void add_queries(const Sequence& sequence, std::int64_t head, const std::vector<double>& absorbed, std::int64_t first,
+                   std::int64_t count);
 
   const ModelConfig& config_;
   const TplaOptions& options_;

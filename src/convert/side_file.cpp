@@ -133,8 +133,7 @@ TplaSideFile read_json(const fs::path& path, const ModelConfig& config) {
   if (!files.is_array()) calibration.complain("files", "a list");
   for (const json& file : files) {
     const Fields entry(file, calibration.source() + ": 'files'");
-    side.calibration.push_back(
-        {entry.text("name"), entry.integer("bytes", 0, kMost), entry.hash("hash")});
+    side.calibration.push_back({entry.text("name"), entry.integer("bytes", 0, kMost), entry.hash("hash")});
   }
   return side;
 }

@@ -37,8 +37,8 @@ inline constexpr std::uint64_t kFnvBasis = 0xcbf29ce484222325u;
 /// FNV-1a, 64 bits; `state` goes on where another call ended.
 std::uint64_t fnv1a(std::string_view bytes, std::uint64_t state = kFnvBasis);
 
-/// Of name, dtype, shape and bytes of the tensors that the rewrite changes, in every layer: two checkpoints with the same
-/// hash have the same latents.
+/// Of name, dtype, shape and bytes of the tensors that the rewrite changes, in every layer: two checkpoints with the
+/// same hash have the same latents.
 std::uint64_t latent_weights_hash(const Checkpoint& checkpoint, const ModelConfig& config);
 
 /// Writes tpla.safetensors, then tpla.json, each under another name that is renamed. Throws isomer::Error.

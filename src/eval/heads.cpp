@@ -33,8 +33,7 @@ std::vector<LayerHeads> measure_heads(const ModelConfig& config, const ModelWeig
     layers.push_back({.scalars = scalars[l], .kv_b = widened(attention.kv_b_proj)});
     if (attention.kv_a_layernorm) layers.back().gamma = widened(attention.kv_a_layernorm);
   }
-  const std::vector<HeadSums> sums =
-      measure_shards(config, weights, options, layers, samples, num_threads, progress);
+  const std::vector<HeadSums> sums = measure_shards(config, weights, options, layers, samples, num_threads, progress);
   std::vector<LayerHeads> result;
   for (std::size_t l = 0; l < sums.size(); ++l) {
     result.push_back({.cosine = sums[l].cosine(),

@@ -1,5 +1,5 @@
-// Per layer and head, what a shard of the latent sees of the logits (claims T10): for a checkpoint that was converted for
-// sharded decode, on any text.
+// Per layer and head, what a shard of the latent sees of the logits (claims T10): for a checkpoint that was converted
+// for sharded decode, on any text.
 #pragma once
 
 #include <cstdint>

@@ -116,10 +116,9 @@ void write_elements(TemporaryFile& file, const Tensor& tensor) {
 
 void write_tensors(TemporaryFile& file, std::vector<const TensorSource*> tensors, const SafetensorsMetadata& metadata) {
   // Wide elements first, so that every tensor is aligned to its own.
-  std::stable_sort(tensors.begin(), tensors.end(),
-                   [](const TensorSource* a, const TensorSource* b) {
-                     return size_of(a->file_dtype()) > size_of(b->file_dtype());
-                   });
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSource* a, const TensorSource* b) {
+    return size_of(a->file_dtype()) > size_of(b->file_dtype());
+  });
   const std::string header = header_text(tensors, metadata);
   file.write(header.data(), static_cast<std::int64_t>(header.size()));
   for (const auto* source : tensors) {

@@ -78,9 +78,9 @@ TEST(TplaBlock, OneShardIsExact) {
   for (const bool norm : {true, false}) {
     const Block block({.kv_norm = norm, .bias = true});
     EXPECT_LE(max_relative_difference(block.sharded({.num_shards = 1}, block.ones(1)), block.exact), kRounding);
-    EXPECT_LE(max_relative_difference(
-                  block.sharded({.num_shards = 1}, block.ones(1), 0, LatentSharding::gla), block.exact),
-              kRounding);
+    EXPECT_LE(
+        max_relative_difference(block.sharded({.num_shards = 1}, block.ones(1), 0, LatentSharding::gla), block.exact),
+        kRounding);
   }
 }
 
@@ -174,8 +174,7 @@ TEST(HeadMeter, AgreesWithTheReferenceOfSharding) {
   for (const TplaRms rms : {TplaRms::exact, TplaRms::sliced}) {
     const TplaOptions options{.num_shards = 2, .shared_columns = 4, .rms = rms};
     const TplaLayer layer{.kappa = noise_values(1, 6, 0.3, 1), .rms_scale = {1.4, 1.7}};
-    const TplaReferenceResult whole =
-        m.reference({.num_shards = 1}, {.kappa = Values(3, 1), .rms_scale = {1}});
+    const TplaReferenceResult whole = m.reference({.num_shards = 1}, {.kappa = Values(3, 1), .rms_scale = {1}});
     const TplaReferenceResult local = m.reference(options, layer);
     const HeadSums sums = m.meter(options, layer, 3);
     const Values cosine = sums.cosine(), divergence = sums.mean_divergence();

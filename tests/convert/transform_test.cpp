@@ -47,9 +47,10 @@ TEST_P(GoldenTransform, EqualsNumPy) {
   EXPECT_LE(max_relative_difference(u, file.values(GetParam() + ".vectors")), 1e-10);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenTransform, ::testing::Values("pca", "pca-centred", "query-aware"), [](const auto& i) {
-  return i.param == "pca" ? "pca" : i.param == "pca-centred" ? "centred" : "query_aware";
-});
+INSTANTIATE_TEST_SUITE_P(All, GoldenTransform, ::testing::Values("pca", "pca-centred", "query-aware"),
+                         [](const auto& i) {
+                           return i.param == "pca" ? "pca" : i.param == "pca-centred" ? "centred" : "query_aware";
+                         });
 
 TEST(Transform, AbsorbedQueryMomentEqualsNumPy) {
   const GoldenFile file = read_golden_file("tpla");
@@ -84,8 +85,9 @@ TEST(Transform, EveryOneIsOrthogonal) {
   const ModelConfig config = golden_config();
   const LayerMoments moments = golden_moments(file);
   for (const char* name : {"none", "hadamard", "pca", "pca-centred", "query-aware"}) {
-    const auto u = tpla_transform(parse_tpla_transform(name),
-                                  {.config = config, .moments = moments, .kv_b = file.values("kv_b"), .gamma = {}, .seed = 5});
+    const auto u =
+        tpla_transform(parse_tpla_transform(name),
+                       {.config = config, .moments = moments, .kv_b = file.values("kv_b"), .gamma = {}, .seed = 5});
     EXPECT_LE(largest_of_u_ut_minus_identity(u, kRank), 1e-13) << name;
   }
 }
@@ -95,12 +97,9 @@ TEST(Transform, HadamardDependsOnSeedAndLayer) {
   const ModelConfig config = golden_config();
   const LayerMoments moments = golden_moments(file);
   const auto make = [&](std::uint64_t seed, std::int64_t layer) {
-    return tpla_transform(TplaTransform::hadamard, {.config = config,
-                                                    .moments = moments,
-                                                    .kv_b = file.values("kv_b"),
-                                                    .gamma = {},
-                                                    .seed = seed,
-                                                    .layer = layer});
+    return tpla_transform(
+        TplaTransform::hadamard,
+        {.config = config, .moments = moments, .kv_b = file.values("kv_b"), .gamma = {}, .seed = seed, .layer = layer});
   };
   EXPECT_EQ(make(1, 0), make(1, 0));
   EXPECT_NE(make(1, 0), make(2, 0));
@@ -132,7 +131,8 @@ TEST(Transform, SlicedRmsNeedsTheInverseShare) {
   std::vector<std::vector<double>> rows;
   const LayerMoments moments = skewed_moments(16, rows);
   const TplaOptions options{.transform = TplaTransform::hadamard, .num_shards = 2, .rms = TplaRms::sliced};
-  const auto u = tpla_transform(options.transform, {.config = config, .moments = moments, .kv_b = {}, .gamma = {}, .seed = 1});
+  const auto u =
+      tpla_transform(options.transform, {.config = config, .moments = moments, .kv_b = {}, .gamma = {}, .seed = 1});
   const TplaLayer layer = tpla_layer(options, config, column_moments(moments, u));
   for (const double a : layer.rms_scale) EXPECT_NEAR(a, 2, 0.2);  // a sample of 300 tokens, 2 strong directions
   double whole = 0, half = 0;
@@ -155,8 +155,7 @@ TEST(Transform, SharesSumToOneAndKappaFollows) {
     return tpla_layer({.num_shards = 2, .shared_columns = shared, .rms = rms, .kappa = kappa}, config, moments);
   };
   EXPECT_THAT(layer(TplaKappa::share, 0, TplaRms::exact).kappa, ::testing::ElementsAre(0.8, 0.2, 0.8, 0.2));
-  EXPECT_THAT(layer(TplaKappa::inverse_share, 0, TplaRms::exact).kappa,
-              ::testing::ElementsAre(1.25, 5, 1.25, 5));
+  EXPECT_THAT(layer(TplaKappa::inverse_share, 0, TplaRms::exact).kappa, ::testing::ElementsAre(1.25, 5, 1.25, 5));
   EXPECT_THAT(layer(TplaKappa::one, 2, TplaRms::sliced).shares, ::testing::ElementsAre(5.0 / 8, 3.0 / 8));
   EXPECT_THAT(layer(TplaKappa::one, 2, TplaRms::sliced).rms_scale, ::testing::ElementsAre(20.0 / 17, 20.0 / 15));
   EXPECT_THAT(layer(TplaKappa::one, 0, TplaRms::exact).rms_scale, ::testing::ElementsAre(1, 1));
@@ -178,7 +177,8 @@ TEST(TplaOptions, WrongOnesAreNamed) {
   EXPECT_THAT(why({.rms = TplaRms::sliced}), HasSubstr("no kv_a_layernorm"));
   config.attention = AttentionKind::gqa;
   EXPECT_THAT(why({}), HasSubstr("grouped-query"));
-  EXPECT_THAT(message_of([] { parse_tpla_transform("svd"); }), HasSubstr("none, hadamard, pca, pca-centred, query-aware"));
+  EXPECT_THAT(message_of([] { parse_tpla_transform("svd"); }),
+              HasSubstr("none, hadamard, pca, pca-centred, query-aware"));
 }
 
 }  // namespace

@@ -34,8 +34,8 @@ struct TplaReferenceInput {
 
 struct TplaReferenceResult {
   std::vector<double> attention;  // [queries, h, v], before W_o
-  std::vector<double> logits;     // [g, h, queries, keys]; −inf beyond what a query sees, and, with GLA, of other groups
-  std::vector<double> lse;        // [g, queries, h], natural logarithm
+  std::vector<double> logits;  // [g, h, queries, keys]; −inf beyond what a query sees, and, with GLA, of other groups
+  std::vector<double> lse;     // [g, queries, h], natural logarithm
 };
 
 /// Throws std::invalid_argument for options that don't fit (check_tpla_options; GLA: heads that g does not divide,
