@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/record.h"
+
 namespace isomer {
 
 /// Element types that hardware computes in and memory holds. nvfp4 takes 0.5625 bytes: 4 bits and an FP8 scale per 16.
@@ -43,5 +45,10 @@ struct Operation {
   Precision storage = Precision::bf16;  // weights of a gemm or moe, cache of an attention, elements of a collective
   std::int64_t count = 1;               // so many of them, one after another
 };
+
+/// FLOPs and the bytes of device memory that ONE of the `count` repetitions reads and writes at least, by the formulas
+/// of src/cost. Collectives: no FLOPs; bytes_read and bytes_written are what a device sends and receives (the direct
+/// algorithm, closed-forms of docs/communication.md).
+OpCost cost_of(const Operation& operation);
 
 }  // namespace isomer
