@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan/operation.h"
@@ -15,6 +16,10 @@
 namespace isomer {
 
 class CurveSet;  // efficiency curves per operation (plan/curves.h)
+
+/// Which experts the tokens visit, as the measured tables have it: evenly, or by a power law (some device has more).
+enum class ExpertLoad : std::uint8_t { balanced, power_law_1_01, power_law_1_2 };
+std::string_view name_of(ExpertLoad load);
 
 inline constexpr int kNumPrecisions = 4;
 
@@ -34,7 +39,8 @@ struct Hardware {
   /// Dense, without structured sparsity, by Precision. 0: this device has no such units (see compute_precision).
   std::array<double, kNumPrecisions> flops_per_s{};
   std::vector<LinkTier> tiers;             // ascending in `devices`, the last one reaching furthest
-  bool fitted = false;                     // whether any curve comes from measurements
+  bool fitted = false;                     // whether its curves come from measurements of this very hardware
+  std::string curves_from;                 // whose curves stand in, if not its own
   std::vector<std::string> sources;        // where the figures come from
   std::vector<std::string> doubts;         // what is uncertain about them
   std::shared_ptr<const CurveSet> curves;  // never null in a loaded description
@@ -45,6 +51,8 @@ struct Hardware {
   /// While a collective and a kernel run beside each other, each takes this many times as long (1: no contention).
   double overlap_contention = 1;
   std::optional<Precision> exchange_precision;  // of partial results that travel between devices
+  std::optional<double> assumed_link_latency_s;
+  ExpertLoad expert_load = ExpertLoad::balanced;
 
   double peak_flops_per_s(Precision precision) const { return flops_per_s[static_cast<std::size_t>(precision)]; }
   /// The narrowest precision at least as wide as `wanted` that this device computes in: weights may be stored narrower
@@ -65,6 +73,7 @@ struct Assumptions {
   /// The published analyses' way: FLOPs / peak and bytes / bandwidth, the larger of both, nothing else; collectives
   /// latency × rounds + bytes / bandwidth, with the description's (or the assumed) latency.
   bool roofline = false;
+  ExpertLoad expert_load = ExpertLoad::balanced;
 };
 
 /// The same hardware under other assumptions. Throws std::invalid_argument for a factor that is not positive or finite.

@@ -15,8 +15,11 @@ enum class Precision : std::uint8_t { f32, bf16, fp8, nvfp4 };
 double bytes_of(Precision precision);
 
 enum class OperationKind : std::uint8_t {
-  gemm,         // c[m, n] = a[m, k]·b[k, n]; b holds the weights
-  moe,          // the experts' FFN on this device: routed tokens m, k experts a token, local experts, widths
+  gemm,  // c[m, n] = a[m, k]·b[k, n]; b holds the weights
+  // The routed experts' FFN on one of moe_tp × moe_ep devices. m: tokens that enter the layer, of all devices that
+  // share it and before routing; each visits top_k of `experts`; this device holds experts / moe_ep of them, each of
+  // `n` intermediate columns over all moe_tp devices (n is of the model, not yet divided).
+  moe,
   decode_mla,   // absorbed decode attention: batch b, heads h over a cache of `context` latent rows
   decode_gqa,   // decode attention: batch b, h query heads, kv_heads, head_dim, context
   prefill_mla,  // causal attention of b sequences of `context` tokens, key width ≠ value width
@@ -30,6 +33,8 @@ enum class OperationKind : std::uint8_t {
   send_receive,    // bytes = one message
 };
 std::string_view name_of(OperationKind kind);
+std::string_view name_of(Precision precision);
+bool is_collective(OperationKind kind);
 
 /// Fields that a kind does not use stay 0.
 struct Operation {
