@@ -108,14 +108,14 @@ void read_ffn(const ModelConfig& config, int tpf, int ep, DecodeShards& s) {
 
 std::string attention_text(const DecodeLayout& layout) {
   const DecodeShards& s = layout.shards;
-  std::string text(name_of(s.scheme));
+  std::string text;
   switch (s.scheme) {
-    case DecodeScheme::tp: return text + fmt::format(":{}", s.tpa);
-    case DecodeScheme::kvp: return text + fmt::format(":{}", s.kvp);
-    case DecodeScheme::exact_latent: return text + fmt::format(":{}{}", s.tpa, s.whole_rope ? "" : ",rope=split");
+    case DecodeScheme::tp: return fmt::format("tp:{}", s.tpa);
+    case DecodeScheme::kvp: return fmt::format("kvp:{}", s.kvp);
+    case DecodeScheme::exact_latent: return fmt::format("exact-latent:{}{}", s.tpa, s.whole_rope ? "" : ",rope=split");
     case DecodeScheme::gla:
     case DecodeScheme::tpla:
-      text += fmt::format(":g={},tp={}", s.latent_shards, s.tpa / s.latent_shards);
+      text = fmt::format("{}:g={},tp={}", name_of(s.scheme), s.latent_shards, s.tpa / s.latent_shards);
       if (s.shared_columns > 0) text += fmt::format(",m={}", s.shared_columns);
       if (s.split_latent_rows) text += ",rms=reduce";
       if (s.scatter_values) text += ",wo=scatter";
@@ -123,13 +123,14 @@ std::string attention_text(const DecodeLayout& layout) {
     case DecodeScheme::medha:
     case DecodeScheme::helix: break;
   }
-  text += fmt::format(":kvp={},tpa={}", s.kvp, s.tpa);
-  if (s.scheme == DecodeScheme::helix && s.data_parallel == 1) text += fmt::format(",tpf={},ep={}", s.tpf, s.ep);
+  const bool helix = s.scheme == DecodeScheme::helix;
+  text = fmt::format("{}:kvp={},tpa={}", name_of(s.scheme), s.kvp, s.tpa);
+  if (helix && s.data_parallel == 1) text += fmt::format(",tpf={},ep={}", s.tpf, s.ep);
   if (s.gather_queries) text += ",q=gather";
   if (s.absorb_before) text += ",absorb=before";
   if (s.values_before) text += ",wuv=before";
   if (s.gather_experts) text += ",experts=gather";
-  if (!layout.hop_b && s.scheme == DecodeScheme::helix) text += ",hopb=off";
+  if (helix && !layout.hop_b) text += ",hopb=off";
   return text;
 }
 

@@ -6,8 +6,6 @@ namespace isomer {
 
 namespace {
 
-bool is_collective(OperationKind kind) { return kind >= OperationKind::all_reduce; }
-
 /// Seconds of `ops`, collectives and others apart.
 struct Split {
   double compute = 0, links = 0;
@@ -93,6 +91,42 @@ StepTime decode_step_time(const DecodeProblem& problem, const Hardware& hardware
   time.head = whole(hardware, operations.ends);
   time.pipeline = (stages - 1) * whole(hardware, operations.boundary);
   return time;
+}
+
+std::string bound_of(const Hardware& hardware, const Operation& op) {
+  constexpr double kLaunchShare = 1.0 / 3;
+  const OpCost cost = cost_of(op);
+  const double seconds = seconds_of(hardware, op) / static_cast<double>(std::max<std::int64_t>(1, op.count));
+  if (is_collective(op.kind)) {
+    const double wire = cost.bytes_written / hardware.tier_for(op.devices).bandwidth_bytes_per_s;
+    return wire > seconds / 2 ? "link bandwidth" : "link latency";
+  }
+  const double arithmetic = cost.flops / hardware.peak_flops_per_s(hardware.compute_precision(op.compute));
+  const double memory = (cost.bytes_read + cost.bytes_written) / hardware.memory_bandwidth_bytes_per_s;
+  if (std::max(arithmetic, memory) < kLaunchShare * seconds) return "launch";
+  return arithmetic > memory ? "arithmetic" : "memory";
+}
+
+std::vector<PricedOperation> priced_operations(const DecodeProblem& problem, const Hardware& hardware,
+                                               const DecodeLayout& layout, std::int64_t batch) {
+  DecodeOperations operations;
+  decode_operations(problem, hardware, layout, batch, operations);
+  const StageLayers stage = stage_layers(problem.config, layout.pp);
+  const std::int64_t dense = stage.dense * layout.pp, moe = stage.moe * layout.pp;
+  std::vector<PricedOperation> priced;
+  const auto add = [&](const std::vector<Operation>& ops, std::int64_t times) {
+    for (const Operation& op : ops) {
+      const double seconds = static_cast<double>(times) * seconds_of(hardware, op);
+      if (seconds > 0) priced.push_back({op, seconds, times * op.count, bound_of(hardware, op)});
+    }
+  };
+  for (const auto* ops : {&operations.attention, &operations.core, &operations.exchange}) add(*ops, dense + moe);
+  add(operations.dense_ffn, dense);
+  add(operations.moe_ffn, moe);
+  add(operations.ends, 1);
+  add(operations.boundary, layout.pp - 1);
+  std::stable_sort(priced.begin(), priced.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+  return priced;
 }
 
 }  // namespace isomer
