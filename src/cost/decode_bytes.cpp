@@ -99,13 +99,13 @@ void add_exact_latent(const Step& s, DecodeTransfers& result) {
 
 /// Queries gathered, log-sum-exps gathered, partial outputs reduce-scattered.
 void add_kvp(const Step& s, DecodeTransfers& result) {
-  const int n = s.shards.kvp;
+  const int n = s.shards.kvp, span = s.shards.group();
   const double b = real(s.batch), heads = real(s.column_heads()), mine = s.own_heads();
   const double wide = s.mla() ? real(s.config.latent_width()) : real(s.config.head_dim);
   const double latent = s.mla() ? real(s.config.kv_lora_rank) : real(s.config.head_dim);
-  result.add(at(DecodeStage::before_core, all_gather("q gather", b * heads * wide, b * mine * wide, n)));
-  result.add(at(DecodeStage::partials, in_float32(all_gather("lse gather", n * b * heads, b * heads, n))));
-  result.add(at(DecodeStage::partials, reduce_scatter("partials", b * heads * latent, b * mine * latent, n)));
+  result.add(at(DecodeStage::before_core, all_gather("q gather", b * heads * wide, b * mine * wide, n)), span);
+  result.add(at(DecodeStage::partials, in_float32(all_gather("lse gather", n * b * heads, b * heads, n))), span);
+  result.add(at(DecodeStage::partials, reduce_scatter("partials", b * heads * latent, b * mine * latent, n)), span);
   result.add(s.output(s.shards.group(), s.device));
 }
 
@@ -118,7 +118,8 @@ void add_medha(const Step& s, DecodeTransfers& result) {
               .stage = DecodeStage::before_core,
               .devices = s.shards.kvp,
               .sent = root ? (s.shards.kvp - 1) * real(s.hidden()) : 0,
-              .buffer = real(s.hidden())});
+              .buffer = real(s.hidden())},
+             s.shards.group());
   result.add({.name = "partials",
               .collective = DecodeCollective::send,
               .stage = DecodeStage::partials,
@@ -126,7 +127,8 @@ void add_medha(const Step& s, DecodeTransfers& result) {
               .sent = root ? 0 : partials * s.width(),
               .sent_f32 = root ? 0 : partials,
               .buffer = partials * s.width(),
-              .buffer_f32 = partials});
+              .buffer_f32 = partials},
+             s.shards.group());
   if (root) result.add(s.output(s.shards.tpa, s.column()));
 }
 
@@ -134,7 +136,8 @@ void add_helix(const Step& s, DecodeTransfers& result) {
   const double b = real(s.batch), heads = real(s.column_heads()), mine = s.own_heads();
   if (s.shards.gather_queries) {
     const double width = b * s.query_width();
-    result.add(at(DecodeStage::before_core, all_gather("q gather", heads * width, mine * width, s.shards.kvp)));
+    result.add(at(DecodeStage::before_core, all_gather("q gather", heads * width, mine * width, s.shards.kvp)),
+               s.shards.group());
   }
   result.add({.name = "exchange",
               .collective = DecodeCollective::all_to_all,
@@ -143,7 +146,8 @@ void add_helix(const Step& s, DecodeTransfers& result) {
               .sent = b * (heads - mine) * s.width(),
               .sent_f32 = b * (heads - mine),
               .buffer = b * heads * s.width(),
-              .buffer_f32 = b * heads});
+              .buffer_f32 = b * heads},
+             s.shards.group());
   result.add(s.output(s.shards.group(), s.device));
 }
 
@@ -175,10 +179,11 @@ std::string_view name_of(DecodeScheme scheme) {
   return kNames[static_cast<std::size_t>(scheme)];
 }
 
-void DecodeTransfers::add(const DecodeTransfer& transfer) {
+void DecodeTransfers::add(const DecodeTransfer& transfer, int span) {
   if (transfer.devices <= 1) return;
   ISOMER_CHECK(count_ < items_.size(), "{} exchanges in a layer", count_ + 1);
-  items_[count_++] = transfer;
+  items_[count_] = transfer;
+  items_[count_++].span = span;
 }
 
 double DecodeTransfers::bytes_sent(double element_bytes) const {
@@ -214,7 +219,7 @@ DecodeTransfers decode_ffn_transfers(const ModelConfig& config, const DecodeShar
     if (device / shards.tpa == 0) result.add(all_reduce("ffn all-reduce", hidden, shards.tpa, device));
   } else if (moe_layer && shards.gather_experts && shards.ep > 1) {
     result.add(all_reduce("ffn all-reduce", hidden, shards.tpf, device % shards.tpf));
-    result.add(all_gather("expert gather", shards.ep * real(hidden), real(hidden), shards.ep));
+    result.add(all_gather("expert gather", shards.ep * real(hidden), real(hidden), shards.ep), shards.group());
   } else {
     result.add(all_reduce("ffn all-reduce", hidden, shards.group(), device));
   }

@@ -49,6 +49,7 @@ struct DecodeTransfer {
   DecodeCollective collective = DecodeCollective::all_reduce;
   DecodeStage stage = DecodeStage::output;
   int devices = 1;
+  int span = 0;                       // devices they are spread over, where they are no neighbours
   double sent = 0, sent_f32 = 0;      // by this device to others
   double buffer = 0, buffer_f32 = 0;  // all_reduce, reduce_scatter, all_to_all: what it holds before; all_gather: after
   double bytes_sent(double element_bytes) const { return sent * element_bytes + 4 * sent_f32; }
@@ -58,8 +59,8 @@ struct DecodeTransfer {
 /// At most eight, without an allocation: the planner asks for them hundreds of thousands of times.
 class DecodeTransfers {
  public:
-  /// Nothing is entered that involves one device alone.
-  void add(const DecodeTransfer& transfer);
+  /// Nothing is entered that involves one device alone. `span`: as in DecodeTransfer.
+  void add(const DecodeTransfer& transfer, int span = 0);
   const DecodeTransfer* begin() const { return items_.data(); }
   const DecodeTransfer* end() const { return items_.data() + count_; }
   double bytes_sent(double element_bytes) const;

@@ -92,6 +92,7 @@ class Builder {
     gemm(out_.ends, "lm_head", tokens_, c_.vocab_size / s_.group(), c_.hidden_size);
     Operation& boundary = add(out_.boundary, OperationKind::send_receive, "stage boundary");
     boundary.devices = 2;
+    boundary.span = s_.devices() * 2;  // between devices of neighbouring stages
     boundary.storage = travelling_;
     boundary.bytes = pipeline_elements(c_, tokens_) * bytes_of(travelling_);
   }
@@ -180,6 +181,7 @@ class Builder {
       op.kind = kind_of(t.collective);
       op.name = t.name;
       op.devices = t.devices;
+      op.span = t.span;
       op.storage = stage == DecodeStage::partials ? partials_ : travelling_;
       op.bytes = t.buffer_bytes(bytes_of(op.storage));
       // The root sends to, or collects from, one slice after another.

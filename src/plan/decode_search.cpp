@@ -32,9 +32,6 @@ std::vector<std::int64_t> batches_of(const DecodeSearchOptions& options) {
   return batches;
 }
 
-/// Points that a limit leaves, best throughput first.
-bool within(const DecodePoint& point, std::optional<double> ttl_s) { return !ttl_s || point.step_s <= *ttl_s; }
-
 /// Two layouts whose axes are the same, options apart.
 bool same_axes(const DecodeLayout& a, const DecodeLayout& b) {
   const DecodeShards &x = a.shards, &y = b.shards;
@@ -103,50 +100,44 @@ std::vector<DecodePoint> pareto_frontier(const DecodeSearch& search, const Layou
   return frontier;
 }
 
-std::optional<DecodePoint> best_throughput(const DecodeSearch& search, const LayoutFilter& filter,
-                                           std::optional<double> ttl_s) {
-  std::optional<DecodePoint> best;
-  for (const DecodePoint& point : search.points) {
-    if (!within(point, ttl_s) || !filter(search.layout_of(point))) continue;
-    if (!best || point.per_device() > best->per_device()) best = point;
-  }
-  return best;
+bool Objective::prefers(const DecodePoint& a, const DecodePoint& b) const {
+  if (quickest && a.step_s != b.step_s) return a.step_s < b.step_s;
+  return a.per_device() > b.per_device();
 }
 
-std::optional<DecodePoint> quickest(const DecodeSearch& search, const LayoutFilter& filter) {
+std::optional<DecodePoint> best_point(const DecodeSearch& search, const Objective& objective) {
   std::optional<DecodePoint> best;
   for (const DecodePoint& point : search.points) {
-    if (!filter(search.layout_of(point))) continue;
-    if (!best || point.step_s < best->step_s ||
-        (point.step_s == best->step_s && point.per_device() > best->per_device())) {
-      best = point;
-    }
+    if (objective.ttl_s && point.step_s > *objective.ttl_s) continue;
+    if (best && !objective.prefers(point, *best)) continue;
+    if (objective.filter(search.layout_of(point))) best = point;
   }
   return best;
 }
 
 std::optional<Neighbour> next_best(const DecodeProblem& problem, const Hardware& hardware, const DecodeSearch& search,
-                                   const DecodePoint& chosen, const LayoutFilter& filter, std::optional<double> ttl_s) {
+                                   const DecodePoint& chosen, const Objective& objective) {
   const DecodeLayout& winner = search.layout_of(chosen);
-  const auto next = best_throughput(
-      search, [&](const DecodeLayout& layout) { return filter(layout) && !same_axes(layout, winner); }, ttl_s);
+  Objective others = objective;
+  others.filter = [&](const DecodeLayout& layout) { return objective.filter(layout) && !same_axes(layout, winner); };
+  const auto next = best_point(search, others);
   if (!next) return std::nullopt;
   DecodeOperations scratch;
-  const auto per_token = [&](const DecodePoint& point) {
+  // Seconds a step, or device-seconds a token: where it spends more than the chosen one does.
+  const auto spent = [&](const DecodePoint& point) {
     auto shares = shares_of(decode_step_time(problem, hardware, search.layout_of(point), point.batch, scratch));
-    for (StepShare& share : shares) share.seconds *= point.devices / static_cast<double>(point.batch);
+    const double scale = objective.quickest ? 1 : point.devices / static_cast<double>(point.batch);
+    for (StepShare& share : shares) share.seconds *= scale;
     return shares;
   };
-  // Device-seconds a token: where it spends more than the chosen one does.
-  const auto ours = per_token(chosen), theirs = per_token(*next);
+  const auto ours = spent(chosen), theirs = spent(*next);
   std::size_t worst = 0;
   for (std::size_t i = 1; i < ours.size(); ++i) {
     if (theirs[i].seconds - ours[i].seconds > theirs[worst].seconds - ours[worst].seconds) worst = i;
   }
-  Neighbour neighbour{.point = *next};
-  neighbour.why = fmt::format("{} {:+.0f} device-us a token", theirs[worst].name,
-                              1e6 * (theirs[worst].seconds - ours[worst].seconds));
-  return neighbour;
+  return Neighbour{
+      *next, fmt::format("{} {:+.0f} us {}", theirs[worst].name, 1e6 * (theirs[worst].seconds - ours[worst].seconds),
+                         objective.quickest ? "a step" : "of a device a token")};
 }
 
 std::optional<LeastMemory> least_memory(const DecodeProblem& problem, const Hardware& hardware,

@@ -46,19 +46,24 @@ using LayoutFilter = std::function<bool(const DecodeLayout&)>;
 /// Points that no other of the same filter beats in both tokens/s/user and tokens/s/device, quickest first.
 std::vector<DecodePoint> pareto_frontier(const DecodeSearch& search, const LayoutFilter& filter);
 
-/// Best tokens/s/device among points with step_s ≤ ttl_s (if given); nothing if none.
-std::optional<DecodePoint> best_throughput(const DecodeSearch& search, const LayoutFilter& filter,
-                                           std::optional<double> ttl_s);
-/// Quickest step, whatever the throughput.
-std::optional<DecodePoint> quickest(const DecodeSearch& search, const LayoutFilter& filter);
+/// What makes a point the best: most tokens/s/device within a limit, or the shortest step.
+struct Objective {
+  LayoutFilter filter;
+  std::optional<double> ttl_s;  // longest step
+  bool quickest = false;
+  /// Whether `a` is better than `b`.
+  bool prefers(const DecodePoint& a, const DecodePoint& b) const;
+};
+/// Nothing if no point meets filter and limit.
+std::optional<DecodePoint> best_point(const DecodeSearch& search, const Objective& objective);
 
-/// The next best layout under the same limit that differs in more than an option, and what it loses on.
+/// The next best layout by the same objective that differs in more than an option, and what it loses on.
 struct Neighbour {
   DecodePoint point;
-  std::string why;  // "exchange +3.1 ms"
+  std::string why;  // "exchange +310 us a step"
 };
 std::optional<Neighbour> next_best(const DecodeProblem& problem, const Hardware& hardware, const DecodeSearch& search,
-                                   const DecodePoint& chosen, const LayoutFilter& filter, std::optional<double> ttl_s);
+                                   const DecodePoint& chosen, const Objective& objective);
 
 /// What is needed where nothing fits: the layout and batch that take the least memory of a device.
 struct LeastMemory {

@@ -98,7 +98,7 @@ std::string bound_of(const Hardware& hardware, const Operation& op) {
   const OpCost cost = cost_of(op);
   const double seconds = seconds_of(hardware, op) / static_cast<double>(std::max<std::int64_t>(1, op.count));
   if (is_collective(op.kind)) {
-    const double wire = cost.bytes_written / hardware.tier_for(op.devices).bandwidth_bytes_per_s;
+    const double wire = cost.bytes_written / hardware.tier_for(op.reach()).bandwidth_bytes_per_s;
     return wire > seconds / 2 ? "link bandwidth" : "link latency";
   }
   const double arithmetic = cost.flops / hardware.peak_flops_per_s(hardware.compute_precision(op.compute));

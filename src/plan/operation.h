@@ -46,9 +46,11 @@ struct Operation {
   std::int64_t experts = 0, top_k = 0, moe_tp = 1, moe_ep = 1;  // moe: experts of the layer, devices it is cut over
   double bytes = 0;                                             // elementwise (read + written), collectives
   int devices = 1;                                              // of a collective
-  Precision compute = Precision::bf16;                          // operands
+  int span = 0;  // devices that those are spread over, 0: they are neighbours; decides which link they use
+  Precision compute = Precision::bf16;  // operands
   Precision storage = Precision::bf16;  // weights of a gemm or moe, cache of an attention, elements of a collective
   std::int64_t count = 1;               // so many of them, one after another
+  int reach() const { return span > devices ? span : devices; }
 };
 
 /// FLOPs and the bytes of device memory that ONE of the `count` repetitions reads and writes at least, by the formulas

@@ -25,7 +25,7 @@ double compute_rate(const Hardware& hardware, Precision compute) {
 
 double roofline_seconds(const Hardware& hardware, const Operation& op, const OpCost& cost, Precision compute) {
   if (is_collective(op.kind)) {
-    const LinkTier& tier = hardware.tier_for(op.devices);
+    const LinkTier& tier = hardware.tier_for(op.reach());
     return rounds_of(op.kind) * tier.latency_s + cost.bytes_written / tier.bandwidth_bytes_per_s;
   }
   return std::max(cost.flops / compute_rate(hardware, compute),
@@ -44,7 +44,7 @@ double fastest(const CurveSet::Alternatives& choice, const Operation& op, const 
 }
 
 double collective_seconds(const Hardware& hardware, const Operation& op, const OpCost& cost) {
-  const LinkTier& tier = hardware.tier_for(op.devices);
+  const LinkTier& tier = hardware.tier_for(op.reach());
   const auto& choice = hardware.curves->find(op.kind, op.compute, op.storage, hardware.expert_load);
   const int rounds = rounds_of(op.kind);
   // Curves describe the first tier; beyond it, and where nothing was measured, the tier's own latency stands.

@@ -17,6 +17,13 @@ DecodeProblem r1_problem(std::int64_t context) {
 
 bool any(const DecodeLayout&) { return true; }
 
+std::optional<DecodePoint> quickest(const DecodeSearch& search, const LayoutFilter& filter) {
+  return best_point(search, {.filter = filter, .quickest = true});
+}
+std::optional<DecodePoint> best_throughput(const DecodeSearch& search, std::optional<double> ttl_s) {
+  return best_point(search, {.filter = any, .ttl_s = ttl_s});
+}
+
 TEST(Overlap, IsTheFormulaOfHopB) {
   // Published example: 8 requests of 2 and 1.2 units, 25.6 serial; 8·2 + 1.2 beside each other.
   EXPECT_DOUBLE_EQ(overlapped_seconds(8, 2, 1.2, 1), 17.2);
@@ -63,7 +70,7 @@ TEST(Search, FrontierIsWhatNothingBeats) {
     }));
   }
   EXPECT_EQ(quickest(search, any)->step_s, frontier.front().step_s);
-  EXPECT_EQ(best_throughput(search, any, std::nullopt)->per_device(), frontier.back().per_device());
+  EXPECT_EQ(best_throughput(search, std::nullopt)->per_device(), frontier.back().per_device());
 }
 
 TEST(Search, LimitsHold) {
@@ -71,15 +78,15 @@ TEST(Search, LimitsHold) {
   const Hardware hardware = load_hardware("gb200-nvl72");
   const DecodeSearch search = search_decode(problem, hardware, {.max_devices = 16});
   const double ttl = 2 * quickest(search, any)->step_s;
-  const auto best = best_throughput(search, any, ttl);
+  const auto best = best_throughput(search, ttl);
   ASSERT_TRUE(best.has_value());
   EXPECT_LE(best->step_s, ttl);
-  const auto next = next_best(problem, hardware, search, *best, any, ttl);
+  const auto next = next_best(problem, hardware, search, *best, {.filter = any, .ttl_s = ttl});
   ASSERT_TRUE(next.has_value());
   EXPECT_LE(next->point.step_s, ttl);
   EXPECT_LE(next->point.per_device(), best->per_device());
   EXPECT_FALSE(next->why.empty());
-  EXPECT_FALSE(best_throughput(search, any, 1e-9).has_value());
+  EXPECT_FALSE(best_throughput(search, 1e-9).has_value());
 }
 
 TEST(Search, StepAddsUpAndIsExplained) {
