@@ -89,8 +89,8 @@ double up_projection_flops(const Kind& kind, const Sizes& s) {
 OpCost attention_cost(const Kind& kind, const Sizes& s, const TokenShards& tokens, bool backward) {
   const std::int64_t pairs = tokens.batch * causal_pairs(0, tokens.seq, 0, tokens.seq);
   const auto heads = static_cast<std::int64_t>(s.hp);
-  const std::int64_t key = kind.absorbed ? s.c.latent_width() : s.c.qk_head_dim();
-  const std::int64_t value = kind.absorbed ? s.c.kv_lora_rank : s.c.v_head_dim;
+  const SchemeCore core = scheme_core(kind.name, s.c, tokens, 0);
+  const std::int64_t key = core.key_width, value = core.value_width;
   return backward ? attention_backward_cost(heads, pairs, key, value, 0)
                   : attention_forward_cost(heads, pairs, key, value, 0);
 }
@@ -165,11 +165,28 @@ SchemeWork scheme_work(std::string_view scheme, const ModelConfig& config, const
   const Elements output_input{.activations = s.t * s.h * s.v};  // of W_o; gone before the core's backward
   const Elements dy{.activations = s.t * s.D};
   SchemeWork work{.flops_forward = forward_flops(kind, s, tokens), .flops_backward = backward_flops(kind, s, tokens)};
+  const bool alone = tokens.num_ranks == 1;
+  work.exchanges_forward = alone ? 0 : kind.exchanges_forward;
+  work.exchanges_backward = alone ? 0 : kind.exchanges_backward;
   work.messages = (tokens.num_ranks - 1) * (kind.exchanges_forward + kind.exchanges_backward);
   work.saved_bytes = core.bytes(activations) + projections.bytes(activations) + output_input.bytes(activations);
   work.core_backward_bytes =
       core.bytes(activations) + projections.bytes(activations) + gradients.bytes(activations) + dy.bytes(activations);
   return work;
+}
+
+SchemeCore scheme_core(std::string_view scheme, const ModelConfig& config, const TokenShards& tokens, int rank) {
+  const Kind& kind = kind_of(scheme);
+  SchemeCore core{.absorbed = kind.absorbed,
+                  .key_width = kind.absorbed ? config.latent_width() : config.qk_head_dim(),
+                  .value_width = kind.absorbed ? config.kv_lora_rank : config.v_head_dim,
+                  .up_projected_rows = tokens.rows(rank).count,
+                  .up_projected_heads = config.num_attention_heads};
+  if (kind.gathers_latent) {
+    core.up_projected_rows = tokens.total_rows();
+    core.up_projected_heads /= tokens.num_ranks;
+  }
+  return core;
 }
 
 }  // namespace isomer

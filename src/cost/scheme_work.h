@@ -15,7 +15,8 @@ namespace isomer {
 
 struct SchemeWork {
   double flops_forward = 0, flops_backward = 0;
-  std::int64_t messages = 0;  // forward and backward
+  int exchanges_forward = 0, exchanges_backward = 0;  // collectives
+  std::int64_t messages = 0;                          // forward and backward
   std::int64_t saved_bytes =
       0;  // at the end of the forward; several ranks (alone, nothing is copied and less is saved)
   /// Bytes of the block's tensors that stand while the core's backward runs: saved, gradients, communication buffers.
@@ -23,6 +24,14 @@ struct SchemeWork {
   /// the published models; in others an earlier or later moment may take more.
   std::int64_t core_backward_bytes = 0;
 };
+
+/// What the core and the up-projections of a scheme are made of on one rank.
+struct SchemeCore {
+  bool absorbed = false;
+  std::int64_t key_width = 0, value_width = 0;
+  std::int64_t up_projected_rows = 0, up_projected_heads = 0;  // that meet W_UK and W_UV
+};
+SchemeCore scheme_core(std::string_view scheme, const ModelConfig& config, const TokenShards& tokens, int rank);
 
 /// Schemes that have these forms.
 const std::vector<std::string_view>& schemes_with_work();
