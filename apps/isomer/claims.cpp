@@ -66,14 +66,14 @@ void write_json(const std::string& file, const nlohmann::json& json) {
   if (!out) throw Error(fmt::format("--json {}: can't be written", file));
 }
 
-int run_laga(const ClaimsArguments& a) {
+int run_claims(ClaimsReport (*find)(const ClaimsOptions&), const ClaimsArguments& a) {
   ClaimsReport report;
   {
     Progress progress;
-    report = laga_claims(
-        {.only = a.only, .quick = a.quick, .seed = parse_seed(a.seed), .progress = [&](const std::string& what) {
-           progress.show(what);
-         }});
+    report =
+        find({.only = a.only, .quick = a.quick, .seed = parse_seed(a.seed), .progress = [&](const std::string& what) {
+                progress.show(what);
+              }});
   }
   print_report(report);
   if (!a.json_file.empty()) write_json(a.json_file, to_json(report));
@@ -93,7 +93,12 @@ void add_claims(CLI::App& app, int& exit_code) {
   laga->add_option("--only", a->only, "ids, separated by commas (L1,L4)")->delimiter(',');
   laga->add_option("--seed", a->seed, "of weights, inputs and output gradients of real runs")->capture_default_str();
   laga->add_flag("--quick", a->quick, "real runs at tiny sizes");
-  laga->callback([a, &exit_code] { exit_code = run_laga(*a); });
+  CLI::App* helix = command->add_subcommand("helix", "Helix (arXiv 2507.07120): decoding with a sharded cache");
+  helix->add_option("--json", a->json_file, "write claims and evidence as JSON");
+  helix->add_option("--only", a->only, "ids, separated by commas (H5,H6)")->delimiter(',');
+  helix->add_flag("--quick", a->quick, "up to 16 devices instead of 64");
+  helix->callback([a, &exit_code] { exit_code = run_claims(helix_claims, *a); });
+  laga->callback([a, &exit_code] { exit_code = run_claims(laga_claims, *a); });
 }
 
 }  // namespace isomer

@@ -155,7 +155,7 @@ nlohmann::json to_json(const ClaimsReport& report) {
                       {"evidence", evidence}});
   }
   nlohmann::json json = machine_json(ClaimRuns::kThreadsPerRank, report.seed);
-  json.update({{"command", "claims laga"},
+  json.update({{"command", fmt::format("claims {}", report.name)},
                {"paper", report.paper},
                {"quick", report.quick},
                {"claims", claims},

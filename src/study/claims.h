@@ -77,6 +77,7 @@ struct ClaimsOptions {
 
 struct ClaimsReport {
   std::string paper;
+  std::string name = "laga";  // of the subcommand
   std::vector<Claim> claims;
   std::vector<std::string> disagreements;  // inside Isomer: counted ≠ closed form, measured ≠ dry run
   std::uint64_t seed = 1;
@@ -86,6 +87,8 @@ struct ClaimsReport {
 
 /// The claims of LAGA (arXiv 2607.17644). Throws std::invalid_argument for an unknown id.
 ClaimsReport laga_claims(const ClaimsOptions& options);
+/// The claims of Helix (arXiv 2507.07120): those that a planner can look at; others say that they wait.
+ClaimsReport helix_claims(const ClaimsOptions& options);
 
 /// The JSON twin of the printed report.
 nlohmann::json to_json(const ClaimsReport& report);
