@@ -45,12 +45,12 @@ void assign(Curve& curve, const std::vector<double>& x) {
   curve.compute_share = std::exp(x[1]);
   curve.bytes_share = std::exp(x[2]);
   curve.exponent = std::exp(x[3]);
-  if (x.size() > 4) curve.launch_per_doubling_s = std::exp(x[4]);
+  if (x.size() > 4) curve.per_item_s = std::exp(x[4]);
 }
 
 double bounds_penalty(const std::vector<double>& x) {
   double sum = excess(x[0], 1e-7, 1e-2) + excess(x[1], 0.01, 1) + excess(x[2], 0.01, 1) + excess(x[3], 1, 12);
-  if (x.size() > 4) sum += excess(x[4], 1e-8, 1e-4);
+  if (x.size() > 4) sum += excess(x[4], 1e-13, 1e-4);
   return sum;
 }
 
@@ -58,7 +58,9 @@ void fit_physical(Curve& curve, const std::vector<Row>& rows, Rates rates) {
   double fastest = rows.front().log_seconds;
   for (const Row& row : rows) fastest = std::min(fastest, row.log_seconds);
   std::vector<double> start = {fastest - 0.1, std::log(0.6), std::log(0.7), std::log(2.0)};
-  if (is_collective(curve.kind)) start.push_back(std::log(1e-6));
+  double most_items = 0;
+  for (const Row& row : rows) most_items = std::fmax(most_items, items_of(*row.operation));
+  if (most_items > 0) start.push_back(fastest - std::log(most_items));
   const auto loss = [&](const std::vector<double>& x) {
     Curve trial = curve;
     assign(trial, x);
@@ -68,7 +70,7 @@ void fit_physical(Curve& curve, const std::vector<Row>& rows, Rates rates) {
     }
     return sum / static_cast<double>(rows.size()) + 0.1 * bounds_penalty(x);
   };
-  assign(curve, nelder_mead(loss, start, 0.3, 600));
+  assign(curve, nelder_mead(loss, nelder_mead(loss, start, 0.5, 400), 0.2, 400));
 }
 
 }  // namespace
@@ -83,26 +85,31 @@ double predicted_seconds(const Curve& curve, const Operation& operation, Rates r
   return physical_seconds(curve, operation, cost, rates) * surface_factor(curve, features_of(operation, cost));
 }
 
-ErrorSummary errors_of(const Curve& curve, const SampleFamily& family, Rates rates, bool held_back) {
+std::vector<double> relative_errors(const Curve& curve, const SampleFamily& family, Rates rates, bool held_back) {
   std::vector<double> errors;
   for (const Sample& sample : family.samples) {
     if (sample.held_back != held_back) continue;
     errors.push_back(std::fabs(predicted_seconds(curve, sample.operation, rates) / sample.seconds - 1));
   }
-  return summarise(std::move(errors));
+  return errors;
 }
 
 Curve fit_curve(const SampleFamily& family, Rates rates) {
   Curve curve = family.curve;
   const std::vector<Row> rows = used_rows(family, kSearchRows);
-  if (rows.size() < 4) {
-    invalid_argument("fit of {}: {} rows to fit to; at least 4 are needed (a fifth is held back)", curve.label(),
-                     rows.size());
+  if (rows.size() < kFewestRows) {
+    invalid_argument("fit of {}: {} rows to fit to; at least {} are needed (a fifth is held back)", curve.label(),
+                     rows.size(), kFewestRows);
+  }
+  if (is_collective(curve.kind)) {
+    for (const Sample& sample : family.samples) {
+      curve.max_devices = std::max(curve.max_devices, sample.operation.devices);
+    }
   }
   fit_physical(curve, rows, rates);
   fit_surfaces(curve, family, rates);
-  curve.used = errors_of(curve, family, rates, false);
-  curve.held_back = errors_of(curve, family, rates, true);
+  curve.used = summarise(relative_errors(curve, family, rates, false));
+  curve.held_back = summarise(relative_errors(curve, family, rates, true));
   return curve;
 }
 

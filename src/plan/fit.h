@@ -12,6 +12,7 @@
 namespace isomer {
 
 inline constexpr double kHuberWidth = 0.05;
+inline constexpr int kFewestRows = 4;  // to fit a curve to
 
 /// Rates that the curve of this family is relative to on this hardware.
 Rates rates_of(const Hardware& hardware, const Curve& curve);
@@ -22,7 +23,7 @@ double predicted_seconds(const Curve& curve, const Operation& operation, Rates r
 /// The curve fitted to the rows not held back, with its errors. Throws std::invalid_argument for fewer than 4 of them.
 Curve fit_curve(const SampleFamily& family, Rates rates);
 
-/// Errors of a curve over one side of the split.
-ErrorSummary errors_of(const Curve& curve, const SampleFamily& family, Rates rates, bool held_back);
+/// |predicted/measured − 1| of the rows on one side of the split.
+std::vector<double> relative_errors(const Curve& curve, const SampleFamily& family, Rates rates, bool held_back);
 
 }  // namespace isomer

@@ -16,14 +16,14 @@ using SurfacePlan = std::vector<AxisPlan>;
 std::vector<SurfacePlan> plan_for(OperationKind kind) {
   switch (kind) {
     case OperationKind::gemm: return {{{0, 1}, {1, 2}, {2, 2}}};
-    case OperationKind::moe: return {{{0, 1}, {1, 1}, {2, 1}}};
-    case OperationKind::decode_mla: return {{{0, 1}, {1, 1}, {2, 1}}};
-    case OperationKind::decode_gqa: return {{{0, 1}, {1, 1}, {3, 1}}, {{2, 1}, {3, 1}}};
+    case OperationKind::moe: return {{{0, 2}, {1, 2}, {2, 2}}};
+    case OperationKind::decode_mla: return {{{5, 1}, {2, 1}}, {{0, 2}, {1, 3}}};
+    case OperationKind::decode_gqa: return {{{5, 1.5}, {4, 1}}, {{0, 2}, {1, 2}, {3, 2}}};
     case OperationKind::prefill_mla:
-    case OperationKind::prefill_gqa: return {{{0, 1}, {1, 1}, {2, 1}}};
-    case OperationKind::mla_bmm: return {{{0, 1}, {1, 1}, {2, 2}}};
+    case OperationKind::prefill_gqa: return {{{0, 2}, {1, 2}, {2, 2}}};
+    case OperationKind::mla_bmm: return {{{0, 2}, {1, 2}}, {{2, 2}}};
     case OperationKind::elementwise: return {{{0, 2}}};
-    default: return {{{0, 1}, {1, 1}}};
+    default: return {{{0, 2}, {1, 1}}};
   }
 }
 

@@ -11,7 +11,7 @@ namespace isomer {
 namespace {
 
 constexpr int kRounds = 12;          // of reweighting
-constexpr double kSmoothness = 0.3;  // weight of (difference of neighbouring knots)², in rows
+constexpr double kSmoothness = 0.1;  // weight of (difference of neighbouring knots)², in rows
 constexpr double kShrinkage = 0.02;  // weight of knot², in rows
 
 struct Equation {

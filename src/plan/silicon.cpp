@@ -191,7 +191,9 @@ void read_expert_exchange(const CsvTable& t, SampleFamilies& families) {
     const double copies = expected_devices_visited(t.integer(row, "num_experts", 1, 1 << 20), top_k, ep);
     op.bytes =
         static_cast<double>(op.m) * copies * static_cast<double>(size(t, row, "hidden_size")) * bytes_of(op.storage);
-    add(families, std::move(op), phase, latency_s(t, row), phase == "dispatch");
+    const bool priced = phase == "dispatch" && type == Precision::bf16;
+    if (phase != "combine") phase += fmt::format("_{}", name_of(type));
+    add(families, std::move(op), phase, latency_s(t, row), priced);
   }
 }
 
