@@ -18,7 +18,7 @@ std::vector<SurfacePlan> plan_for(OperationKind kind) {
     case OperationKind::gemm: return {{{0, 1}, {1, 2}, {2, 2}}};
     case OperationKind::moe: return {{{0, 2}, {1, 2}, {2, 2}}};
     case OperationKind::decode_mla: return {{{5, 1}, {2, 1}}, {{0, 2}, {1, 3}}};
-    case OperationKind::decode_gqa: return {{{5, 1.5}, {4, 1}}, {{0, 2}, {1, 2}, {3, 2}}};
+    case OperationKind::decode_gqa: return {{{5, 2}, {4, 0.5}}, {{0, 2}, {1, 3}, {4, 1}}, {{0, 2}, {1, 2}, {3, 2}}};
     case OperationKind::prefill_mla:
     case OperationKind::prefill_gqa: return {{{0, 2}, {1, 2}, {2, 2}}};
     case OperationKind::mla_bmm: return {{{0, 2}, {1, 2}}, {{2, 2}}};
