@@ -91,8 +91,9 @@ json curve_json(const Curve& curve) {
                  {"exponent", rounded(curve.exponent)}};
   if (!curve.variant.empty()) result["variant"] = curve.variant;
   if (!curve.priced) result["priced"] = false;
+  if (curve.max_devices > 0) result["max_devices"] = curve.max_devices;
   if (curve.kind == OperationKind::moe) result["load"] = name_of(curve.load);
-  if (curve.launch_per_doubling_s > 0) result["launch_per_doubling_s"] = rounded(curve.launch_per_doubling_s);
+  if (curve.per_item_s > 0) result["per_item_s"] = rounded(curve.per_item_s);
   for (const Surface& surface : curve.surfaces) result["surfaces"].push_back(surface_json(surface, curve.kind));
   if (curve.used.rows > 0) result["used"] = errors_json(curve.used);
   if (curve.held_back.rows > 0) result["held_back"] = errors_json(curve.held_back);
@@ -108,8 +109,9 @@ Curve parse_curve(const json& object, const std::string& where) {
   if (reader.has("load")) curve.load = enum_value<ExpertLoad>(reader, "load", 3);
   curve.variant = reader.text_or("variant", "");
   curve.priced = reader.boolean_or("priced", true);
+  curve.max_devices = static_cast<int>(reader.integer_or("max_devices", 0, 1 << 20, 0));
   curve.launch_s = reader.number("launch_s", 0, 1);
-  curve.launch_per_doubling_s = reader.number_or("launch_per_doubling_s", 0, 1, 0);
+  curve.per_item_s = reader.number_or("per_item_s", 0, 1, 0);
   curve.compute_share = reader.number("compute_share", 1e-6, 100);
   curve.bytes_share = reader.number("bytes_share", 1e-6, 100);
   curve.exponent = reader.number("exponent", 0.5, 100);

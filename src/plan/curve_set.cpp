@@ -17,6 +17,7 @@ Curve default_curve(OperationKind kind) {
   Curve curve;
   curve.kind = kind;
   curve.variant = "default";
+  curve.launch_s = 2.5e-6;
   if (is_collective(kind)) {
     curve.launch_s = 0;  // the tier's latency stands for it
     curve.bytes_share = 0.8;

@@ -14,6 +14,12 @@ double log2_of(double value) { return value > 1 ? std::log2(value) : 0.0; }
 bool is_decode(OperationKind kind) { return kind == OperationKind::decode_mla || kind == OperationKind::decode_gqa; }
 bool is_prefill(OperationKind kind) { return kind == OperationKind::prefill_mla || kind == OperationKind::prefill_gqa; }
 
+Features decode_features(const Operation& op) {
+  const double batch = log2_of(op.batch), context = log2_of(op.context), heads = log2_of(op.heads);
+  const double kv_heads = log2_of(op.kv_heads);
+  return {batch, context, heads, kv_heads, std::fmax(0, heads - kv_heads), batch + context + kv_heads};
+}
+
 double power_mean(double a, double b, double exponent) {
   const double large = std::fmax(a, b), small = std::fmin(a, b);
   if (large <= 0) return 0;
@@ -24,27 +30,27 @@ double power_mean(double a, double b, double exponent) {
 }  // namespace
 
 std::array<std::string_view, kMaxFeatures> feature_names(OperationKind kind) {
-  if (is_decode(kind)) return {"log2_batch", "log2_context", "log2_heads", "log2_kv_heads"};
-  if (is_prefill(kind)) return {"log2_batch", "log2_context", "log2_heads", ""};
-  if (is_collective(kind)) return {"log2_sent_bytes", "log2_devices", "", ""};
-  if (kind == OperationKind::gemm) return {"log2_m", "log2_n", "log2_k", ""};
-  if (kind == OperationKind::mla_bmm) return {"log2_m", "log2_heads", "log2_k_over_n", ""};
-  if (kind == OperationKind::moe) return {"log2_tokens", "log2_inter_per_device", "log2_local_experts", ""};
-  return {"log2_bytes", "", "", ""};
+  if (is_decode(kind))
+    return {"log2_batch", "log2_context", "log2_heads", "log2_kv_heads", "log2_group", "log2_cache_rows"};
+  if (is_prefill(kind)) return {"log2_batch", "log2_context", "log2_heads"};
+  if (is_collective(kind)) return {"log2_sent_bytes", "log2_devices"};
+  if (kind == OperationKind::gemm) return {"log2_m", "log2_n", "log2_k"};
+  if (kind == OperationKind::mla_bmm) return {"log2_m", "log2_heads", "log2_k_over_n"};
+  if (kind == OperationKind::moe) return {"log2_tokens", "log2_inter_per_device", "log2_local_experts"};
+  return {"log2_bytes"};
 }
 
 Features features_of(const Operation& op, const OpCost& cost) {
-  if (is_decode(op.kind)) return {log2_of(op.batch), log2_of(op.context), log2_of(op.heads), log2_of(op.kv_heads)};
-  if (is_prefill(op.kind)) return {log2_of(op.batch), log2_of(op.context), log2_of(op.heads), 0};
-  if (is_collective(op.kind)) return {log2_of(cost.bytes_written), log2_of(std::int64_t{op.devices}), 0, 0};
-  if (op.kind == OperationKind::gemm) return {log2_of(op.m), log2_of(op.n), log2_of(op.k), 0};
-  if (op.kind == OperationKind::mla_bmm)
-    return {log2_of(op.m), log2_of(op.heads), log2_of(op.k) - log2_of(op.n) + 16, 0};
+  if (is_decode(op.kind)) return decode_features(op);
+  if (is_prefill(op.kind)) return {log2_of(op.batch), log2_of(op.context), log2_of(op.heads)};
+  if (is_collective(op.kind)) return {log2_of(cost.bytes_written), log2_of(std::int64_t{op.devices})};
+  if (op.kind == OperationKind::gemm) return {log2_of(op.m), log2_of(op.n), log2_of(op.k)};
+  if (op.kind == OperationKind::mla_bmm) return {log2_of(op.m), log2_of(op.heads), log2_of(op.k) - log2_of(op.n) + 16};
   if (op.kind == OperationKind::moe) {
     return {log2_of(op.m), log2_of(static_cast<double>(op.n) / static_cast<double>(op.moe_tp)),
-            log2_of(static_cast<double>(op.experts) / static_cast<double>(op.moe_ep)), 0};
+            log2_of(static_cast<double>(op.experts) / static_cast<double>(op.moe_ep))};
   }
-  return {log2_of(op.bytes), 0, 0, 0};
+  return {log2_of(op.bytes)};
 }
 
 int num_values(const std::vector<Axis>& axes) {
@@ -92,12 +98,17 @@ std::string Curve::label() const {
   return text;
 }
 
+double items_of(const Operation& op) {
+  if (is_collective(op.kind)) return std::fmax(0, log2_of(std::int64_t{op.devices}) - 1);
+  if (op.kind == OperationKind::moe) return static_cast<double>(op.m);
+  if (op.kind == OperationKind::decode_mla) return static_cast<double>(op.batch);
+  if (op.kind == OperationKind::decode_gqa) return static_cast<double>(op.batch * op.heads);
+  if (is_prefill(op.kind)) return static_cast<double>(op.batch * op.heads);
+  return 0;
+}
+
 double launch_seconds(const Curve& curve, const Operation& op) {
-  double launch = curve.launch_s;
-  if (curve.launch_per_doubling_s > 0 && op.devices > 2) {
-    launch += curve.launch_per_doubling_s * (log2_of(std::int64_t{op.devices}) - 1);
-  }
-  return launch;
+  return curve.launch_s + (curve.per_item_s > 0 ? curve.per_item_s * items_of(op) : 0.0);
 }
 
 double physical_seconds(const Curve& curve, const Operation& op, const OpCost& cost, Rates rates) {

@@ -1,8 +1,9 @@
 // Efficiency curves: how far from the roofline one family of operations stays on one device, by its size.
 //
-//     t = (launch + log2(devices)·launch_per_doubling + ((F/(peak·compute_share))^p + (B/(rate·bytes_share))^p)^(1/p))
+//     t = (launch + items·per_item + ((F/(peak·compute_share))^p + (B/(rate·bytes_share))^p)^(1/p))
 //         · exp(sum of surfaces)
 //
+// Items are tokens of a moe, queries of an attention, doublings of the devices beyond 2 of a collective.
 // F and B are cost_of's; `rate` is the memory's bandwidth, or the link's for a collective. A surface is piecewise
 // multilinear in up to three logarithms of the shape, constant beyond its knots. `plan fit` finds both.
 #pragma once
@@ -18,7 +19,7 @@
 
 namespace isomer {
 
-inline constexpr int kMaxFeatures = 4;
+inline constexpr int kMaxFeatures = 6;
 using Features = std::array<double, kMaxFeatures>;
 
 /// Names of a kind's features, as hardware files write them; unused ones are empty.
@@ -60,15 +61,20 @@ struct Curve {
   ExpertLoad load = ExpertLoad::balanced;  // moe
   bool priced = true;                      // false: fitted and validated, and not what the planner uses
   double launch_s = 3e-6;
-  double launch_per_doubling_s = 0;  // collectives
+  double per_item_s = 0;  // see items_of
   double compute_share = 0.7, bytes_share = 0.8;
   double exponent = 4;
   std::vector<Surface> surfaces;
+  int max_devices = 0;           // collectives: the most devices measured; 0: no such limit
   ErrorSummary used, held_back;  // rows 0: not fitted
 
   /// "moe nvfp4/nvfp4 cutlass balanced".
   std::string label() const;
 };
+
+/// What costs time beside FLOPs and bytes: tokens of a moe (sorted and gathered even where their experts are
+/// elsewhere), queries of an attention, doublings of the devices beyond 2 of a collective; 0 for the rest.
+double items_of(const Operation& operation);
 
 /// Peak rates that a curve is relative to.
 struct Rates {

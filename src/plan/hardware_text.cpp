@@ -70,7 +70,9 @@ std::string text_of(const json& value, std::size_t indent) {
   }
   const std::string margin(indent + 2, ' ');
   std::string text;
-  const auto add = [&](const std::string& line) { text += (text.empty() ? "" : ",") + ("\n" + margin) + line; };
+  const auto add = [&](const std::string& line) {
+    text += fmt::format("{}\n{}{}", text.empty() ? "" : ",", margin, line);
+  };
   if (value.is_array()) {
     for (const json& item : value) add(text_of(item, indent + 2));
     return "[" + text + "\n" + std::string(indent, ' ') + "]";

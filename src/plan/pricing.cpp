@@ -32,13 +32,22 @@ double roofline_seconds(const Hardware& hardware, const Operation& op, const OpC
                   (cost.bytes_read + cost.bytes_written) / hardware.memory_bandwidth_bytes_per_s);
 }
 
+bool covers(const Curve& curve, const Operation& op) {
+  return curve.max_devices == 0 || op.devices <= curve.max_devices;
+}
+
+/// The fastest of the alternatives; those measured for so many devices first.
 double fastest(const CurveSet::Alternatives& choice, const Operation& op, const OpCost& cost, Rates rates) {
   const Features features = features_of(op, cost);
   double best = 0;
+  bool best_covers = false;
   for (int i = 0; i < choice.count; ++i) {
     const Curve& curve = *choice.curves[static_cast<std::size_t>(i)];
+    const bool covered = covers(curve, op);
+    if (best_covers && !covered) continue;
     const double seconds = physical_seconds(curve, op, cost, rates) * surface_factor(curve, features);
-    if (i == 0 || seconds < best) best = seconds;
+    if (i == 0 || seconds < best || covered != best_covers) best = seconds;
+    best_covers = covered;
   }
   return best;
 }
