@@ -61,11 +61,35 @@ EvidenceTable baseline_table() {
 struct Tried {
   double low_interactivity = 1e9, high_interactivity = 0, low_throughput = 1e9, high_throughput = 0;
   bool agrees = false;  // one of them gives both published figures
+
   void add(const LayoutRatios& ratios, const RatioClaim& r) {
     low_interactivity = std::min(low_interactivity, ratios.interactivity);
     high_interactivity = std::max(high_interactivity, ratios.interactivity);
     low_throughput = std::min(low_throughput, ratios.throughput);
     high_throughput = std::max(high_throughput, ratios.throughput);
+    if (as_printed(ratios.interactivity, r.interactivity) && as_printed(ratios.throughput, r.throughput)) agrees = true;
+  }
+  bool spans(const RatioClaim& r) const {
+    const double interactivity = std::stod(r.interactivity), throughput = std::stod(r.throughput);
+    return low_interactivity <= interactivity && interactivity <= high_interactivity && low_throughput <= throughput &&
+           throughput <= high_throughput;
+  }
+};
+
+/// A row a baseline.
+void add_baselines(const RatioClaim& r, const HelixSetting& setting, const ClaimsOptions& o, EvidenceTable& table,
+                   Tried& tried) {
+  const Hardware hardware = with_assumptions(load_hardware(kHardware), setting.assumptions);
+  const DecodeSearch search = search_decode(problem_of(r.model, setting), hardware, search_options(o));
+  const auto ours = pareto_frontier(search, is_helix);
+  for (const Baseline& baseline : baselines()) {
+    const auto theirs = pareto_frontier(search, baseline.filter);
+    const LayoutRatios ratios = ratios_of(ours, theirs);
+    const auto name = [&](const std::vector<DecodePoint>& frontier) {
+      return frontier.empty() ? std::string("none fits") : to_string(search.layout_of(frontier.front()));
+    };
+    table.rows.push_back({setting.name, baseline.name, Cell(ratios.interactivity, 2), Cell(ratios.throughput, 1),
+                          Cell(1e3 * ratios.at_step_s, 2), name(ours), name(theirs)});
     if (ratios.interactivity > 0) tried.add(ratios, r);
   }
 }
