@@ -35,6 +35,7 @@ struct DecodeShards {
 
   int group() const { return kvp * tpa; }
   int devices() const { return group() * data_parallel; }
+  bool operator==(const DecodeShards&) const = default;
   bool is_exact() const { return scheme != DecodeScheme::gla && scheme != DecodeScheme::tpla; }
 };
 

@@ -56,6 +56,15 @@ class Builder {
     transfer(ops, transfers, DecodeStage::output);
   }
 
+  /// FFNs, output head, boundary of stages.
+  void rest() {
+    const bool has_moe = c_.moe.n_routed_experts > 0;
+    if (!has_moe || c_.moe.first_k_dense_replace > 0) dense_ffn();
+    if (has_moe) moe_ffn();
+    ends();
+  }
+
+ private:
   void dense_ffn() {
     std::vector<Operation>& ops = out_.dense_ffn;
     elementwise(ops, "norm", 2 * tokens_ * c_.hidden_size);
@@ -97,7 +106,6 @@ class Builder {
     boundary.bytes = pipeline_elements(c_, tokens_) * bytes_of(travelling_);
   }
 
- private:
   static Operation& add(std::vector<Operation>& ops, OperationKind kind, const char* name) {
     Operation& op = ops.emplace_back();
     op.kind = kind;
@@ -204,16 +212,24 @@ void DecodeOperations::clear() {
   for (auto* ops : {&attention, &core, &exchange, &dense_ffn, &moe_ffn, &ends, &boundary}) ops->clear();
 }
 
+void decode_attention_operations(const DecodeProblem& problem, const Hardware& hardware, const DecodeLayout& layout,
+                                 std::int64_t batch, DecodeOperations& out) {
+  out.clear();
+  Builder(problem, hardware, layout, batch, out).attention();
+}
+
+void decode_ffn_operations(const DecodeProblem& problem, const Hardware& hardware, const DecodeLayout& layout,
+                           std::int64_t batch, DecodeOperations& out) {
+  out.clear();
+  Builder(problem, hardware, layout, batch, out).rest();
+}
+
 void decode_operations(const DecodeProblem& problem, const Hardware& hardware, const DecodeLayout& layout,
                        std::int64_t batch, DecodeOperations& out) {
   out.clear();
   Builder builder(problem, hardware, layout, batch, out);
   builder.attention();
-  builder.ends();
-  const StageLayers layers = stage_layers(problem.config, layout.pp);
-  const bool has_moe = problem.config.moe.n_routed_experts > 0;
-  if (layers.dense > 0 || !has_moe) builder.dense_ffn();
-  if (has_moe) builder.moe_ffn();
+  builder.rest();
 }
 
 }  // namespace isomer

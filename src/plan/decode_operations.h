@@ -62,8 +62,13 @@ struct DecodeOperations {
   std::vector<Operation> boundary;  // once a boundary of pipeline stages
   void clear();
 };
-/// Fills `out` (kept between calls, so that a search allocates nothing). The busiest device: slice 0.
+/// Fill `out` (kept between calls, so that a search allocates nothing). The busiest device: slice 0. Attention depends
+/// on the attention axes and on the tokens of a group alone; the rest on the FFN's axes and on all tokens.
 void decode_operations(const DecodeProblem& problem, const Hardware& hardware, const DecodeLayout& layout,
                        std::int64_t batch, DecodeOperations& out);
+void decode_attention_operations(const DecodeProblem& problem, const Hardware& hardware, const DecodeLayout& layout,
+                                 std::int64_t batch, DecodeOperations& out);
+void decode_ffn_operations(const DecodeProblem& problem, const Hardware& hardware, const DecodeLayout& layout,
+                           std::int64_t batch, DecodeOperations& out);
 
 }  // namespace isomer

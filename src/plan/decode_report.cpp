@@ -29,9 +29,8 @@ ChosenLayout explain(const DecodePlan& plan, const std::string& question, const 
                      const Objective& objective) {
   const DecodeProblem& problem = plan.options.problem;
   const DecodeLayout& layout = plan.search.layout_of(point);
-  DecodeOperations scratch;
   ChosenLayout chosen{.question = question, .point = point, .layout = to_string(layout)};
-  chosen.time = decode_step_time(problem, plan.assumed, layout, point.batch, scratch);
+  chosen.time = decode_step_time(problem, plan.assumed, layout, point.batch);
   chosen.memory = decode_memory(problem, plan.assumed, layout, point.batch);
   chosen.operations = priced_operations(problem, plan.assumed, layout, point.batch);
   chosen.bound = bound_of_step(chosen.operations);

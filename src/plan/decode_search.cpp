@@ -56,7 +56,7 @@ DecodeSearch search_decode(const DecodeProblem& problem, const Hardware& hardwar
   DecodeSearch search{.layouts = layouts_of(problem, options)};
   const std::vector<std::int64_t> batches = batches_of(options);
   const auto num_batches = static_cast<std::int64_t>(batches.size());
-  DecodeOperations operations;
+  StepPricer step_time(problem, hardware);
   for (std::uint32_t index = 0; index < search.layouts.size(); ++index) {
     const DecodeLayout& layout = search.layouts[index];
     search.examined += num_batches;
@@ -75,8 +75,7 @@ DecodeSearch search_decode(const DecodeProblem& problem, const Hardware& hardwar
         ++search.unfit[static_cast<std::size_t>(reason)];
         continue;
       }
-      const StepTime time = decode_step_time(problem, hardware, layout, batch, operations);
-      search.points.push_back({index, layout.devices(), batch, time.total()});
+      search.points.push_back({index, layout.devices(), batch, step_time(layout, batch).total()});
     }
   }
   search.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -122,10 +121,9 @@ std::optional<Neighbour> next_best(const DecodeProblem& problem, const Hardware&
   others.filter = [&](const DecodeLayout& layout) { return objective.filter(layout) && !same_axes(layout, winner); };
   const auto next = best_point(search, others);
   if (!next) return std::nullopt;
-  DecodeOperations scratch;
   // Seconds a step, or device-seconds a token: where it spends more than the chosen one does.
   const auto spent = [&](const DecodePoint& point) {
-    auto shares = shares_of(decode_step_time(problem, hardware, search.layout_of(point), point.batch, scratch));
+    auto shares = shares_of(decode_step_time(problem, hardware, search.layout_of(point), point.batch));
     const double scale = objective.quickest ? 1 : point.devices / static_cast<double>(point.batch);
     for (StepShare& share : shares) share.seconds *= scale;
     return shares;

@@ -22,9 +22,14 @@ double whole(const Hardware& hardware, const std::vector<Operation>& ops) {
 }
 
 /// What running the exchange in parts beside the core saves of one layer, at the best number of parts.
-void overlap(const Hardware& hardware, const std::vector<Operation>& exchange, double core_s, double exchange_s,
-             std::int64_t sequences, StepTime& layer) {
+struct Overlap {
+  double hidden = 0;
+  std::int64_t parts = 1;
+};
+Overlap overlap(const Hardware& hardware, const std::vector<Operation>& exchange, double core_s, double exchange_s,
+                std::int64_t sequences) {
   double best = core_s + exchange_s;
+  Overlap result;
   const auto try_parts = [&](std::int64_t parts) {
     double part_s = 0;
     for (const Operation& op : exchange) {
@@ -37,11 +42,12 @@ void overlap(const Hardware& hardware, const std::vector<Operation>& exchange, d
     const double time = overlapped_seconds(b, core_s / b, part_s, hardware.overlap_contention);
     if (time >= best) return;
     best = time;
-    layer.parts = parts;
+    result.parts = parts;
   };
   for (std::int64_t parts = 2; parts < std::min<std::int64_t>(sequences, 32); parts *= 2) try_parts(parts);
   if (sequences > 1) try_parts(sequences);
-  layer.hidden = core_s + exchange_s - best;
+  result.hidden = core_s + exchange_s - best;
+  return result;
 }
 
 }  // namespace
@@ -64,33 +70,104 @@ double overlapped_seconds(double parts, double compute_s, double exchange_s, dou
   return std::min(serial, ideal + (contention - 1) * (serial - ideal));
 }
 
-StepTime decode_step_time(const DecodeProblem& problem, const Hardware& hardware, const DecodeLayout& layout,
-                          std::int64_t batch, DecodeOperations& operations) {
-  decode_operations(problem, hardware, layout, batch, operations);
-  const StageLayers stage = stage_layers(problem.config, layout.pp);
+namespace {
+
+/// Whether two layouts' attention is the same for the same tokens of a group.
+bool same_attention(const DecodeLayout& a, const DecodeLayout& b) {
+  DecodeShards x = a.shards, y = b.shards;
+  for (DecodeShards* s : {&x, &y}) {
+    s->data_parallel = s->tpf = s->ep = 1;
+    s->gather_experts = false;
+  }
+  return x == y && a.hop_b == b.hop_b;
+}
+
+}  // namespace
+
+std::size_t StepPricer::RestHash::operator()(const RestKey& key) const {
+  constexpr std::uint64_t kMix = 0x9e3779b97f4a7c15;
+  std::uint64_t hash = (key.axes ^ (static_cast<std::uint64_t>(key.tokens) * kMix)) * kMix;
+  return static_cast<std::size_t>(hash ^ (hash >> 32));
+}
+
+StepPricer::Attention StepPricer::price_attention(const DecodeLayout& layout, std::int64_t batch) {
+  decode_attention_operations(problem_, hardware_, layout, batch, operations_);
+  const Split split = split_of(hardware_, operations_.attention);
+  Attention a{.core = whole(hardware_, operations_.core),
+              .exchange = whole(hardware_, operations_.exchange),
+              .compute = split.compute,
+              .links = split.links};
+  if (layout.shards.scheme == DecodeScheme::helix && layout.hop_b) {
+    const std::int64_t sequences = batch / layout.pp / layout.shards.data_parallel;
+    const Overlap found = overlap(hardware_, operations_.exchange, a.core, a.exchange, sequences);
+    a.hidden = found.hidden;
+    a.parts = found.parts;
+  }
+  return a;
+}
+
+const StepPricer::Attention& StepPricer::attention(const DecodeLayout& layout, std::int64_t batch) {
+  if (!same_attention(layout, attention_layout_)) {
+    attention_layout_ = layout;
+    attention_by_tokens_.clear();
+  }
+  const std::int64_t tokens = batch / layout.pp / layout.shards.data_parallel;
+  for (const auto& [known, time] : attention_by_tokens_) {
+    if (known == tokens) return time;
+  }
+  attention_by_tokens_.emplace_back(tokens, price_attention(layout, batch));
+  return attention_by_tokens_.back().second;
+}
+
+StepPricer::Rest StepPricer::price_rest(const DecodeLayout& layout, std::int64_t batch) {
+  decode_ffn_operations(problem_, hardware_, layout, batch, operations_);
+  const Split dense = split_of(hardware_, operations_.dense_ffn), moe = split_of(hardware_, operations_.moe_ffn);
+  return {.dense = dense.compute,
+          .dense_links = dense.links,
+          .moe = moe.compute,
+          .moe_links = moe.links,
+          .head = whole(hardware_, operations_.ends),
+          .boundary = whole(hardware_, operations_.boundary)};
+}
+
+const StepPricer::Rest& StepPricer::rest(const DecodeLayout& layout, std::int64_t batch) {
+  const DecodeShards& s = layout.shards;
+  // What a group's devices do of the FFN depends on their number alone; under Medha on the root's columns.
+  const bool medha = s.scheme == DecodeScheme::medha;
+  std::uint64_t axes = medha ? 1 : 0;
+  axes = 2 * axes + (s.gather_experts ? 1 : 0);
+  for (const int size : {s.group(), s.data_parallel, s.tpf, s.ep, medha ? s.tpa : 0}) {
+    axes = (axes << 12) + static_cast<std::uint64_t>(size);  // sizes of 4096 and more may share a key with others ...
+  }
+  const bool keyed = s.devices() < 4096;  // ... and are priced anew
+  const RestKey key{axes, batch / layout.pp};
+  if (const auto found = rest_.find(key); keyed && found != rest_.end()) return found->second;
+  return rest_[key] = price_rest(layout, batch);
+}
+
+StepTime StepPricer::operator()(const DecodeLayout& layout, std::int64_t batch) {
+  const StageLayers stage = stage_layers(problem_.config, layout.pp);
   // A full pipeline: a token passes every stage, each as slow as the slowest.
   const auto stages = static_cast<double>(layout.pp);
   const double dense = stages * static_cast<double>(stage.dense), moe = stages * static_cast<double>(stage.moe);
   const double layers = dense + moe;
+  const Attention& a = attention(layout, batch);
+  const Rest& r = rest(layout, batch);
+  return {.core = layers * a.core,
+          .projections = layers * a.compute,
+          .exchange = layers * a.exchange,
+          .attention_links = layers * a.links,
+          .ffn = dense * r.dense + moe * r.moe,
+          .ffn_links = dense * r.dense_links + moe * r.moe_links,
+          .head = r.head,
+          .pipeline = (stages - 1) * r.boundary,
+          .hidden = layers * a.hidden,
+          .parts = a.parts};
+}
 
-  StepTime time;
-  const Split attention = split_of(hardware, operations.attention);
-  const double core_s = whole(hardware, operations.core), exchange_s = whole(hardware, operations.exchange);
-  if (layout.shards.scheme == DecodeScheme::helix && layout.hop_b) {
-    const std::int64_t sequences = batch / layout.pp / layout.shards.data_parallel;
-    overlap(hardware, operations.exchange, core_s, exchange_s, sequences, time);
-  }
-  const Split dense_ffn = split_of(hardware, operations.dense_ffn), moe_ffn = split_of(hardware, operations.moe_ffn);
-  time.hidden *= layers;
-  time.core = layers * core_s;
-  time.exchange = layers * exchange_s;
-  time.projections = layers * attention.compute;
-  time.attention_links = layers * attention.links;
-  time.ffn = dense * dense_ffn.compute + moe * moe_ffn.compute;
-  time.ffn_links = dense * dense_ffn.links + moe * moe_ffn.links;
-  time.head = whole(hardware, operations.ends);
-  time.pipeline = (stages - 1) * whole(hardware, operations.boundary);
-  return time;
+StepTime decode_step_time(const DecodeProblem& problem, const Hardware& hardware, const DecodeLayout& layout,
+                          std::int64_t batch) {
+  return StepPricer(problem, hardware)(layout, batch);
 }
 
 std::string bound_of(const Hardware& hardware, const Operation& op) {

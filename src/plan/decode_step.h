@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "plan/decode_operations.h"
@@ -32,9 +34,47 @@ struct StepShare {
 };
 std::vector<StepShare> shares_of(const StepTime& time);
 
-/// `operations` is scratch.
+/// Prices steps of one problem, layout after layout. What layouts have in common is priced once: attention while its
+/// axes stay the same from call to call, FFNs for good.
+class StepPricer {
+ public:
+  StepPricer(const DecodeProblem& problem, const Hardware& hardware) : problem_(problem), hardware_(hardware) {}
+  StepTime operator()(const DecodeLayout& layout, std::int64_t batch);
+
+ private:
+  /// Of one layer.
+  struct Attention {
+    double core = 0, exchange = 0, compute = 0, links = 0, hidden = 0;
+    std::int64_t parts = 1;
+  };
+  /// Of one layer, and of a step's ends.
+  struct Rest {
+    double dense = 0, dense_links = 0, moe = 0, moe_links = 0, head = 0, boundary = 0;
+  };
+  struct RestKey {
+    std::uint64_t axes;
+    std::int64_t tokens;
+    bool operator==(const RestKey&) const = default;
+  };
+  struct RestHash {
+    std::size_t operator()(const RestKey& key) const;
+  };
+  const Attention& attention(const DecodeLayout& layout, std::int64_t batch);
+  const Rest& rest(const DecodeLayout& layout, std::int64_t batch);
+  Attention price_attention(const DecodeLayout& layout, std::int64_t batch);
+  Rest price_rest(const DecodeLayout& layout, std::int64_t batch);
+
+  const DecodeProblem& problem_;
+  const Hardware& hardware_;
+  DecodeOperations operations_;
+  DecodeLayout attention_layout_;                                        // whose attention is kept
+  std::vector<std::pair<std::int64_t, Attention>> attention_by_tokens_;  // tokens of a group
+  std::unordered_map<RestKey, Rest, RestHash> rest_;
+};
+
+/// One step alone.
 StepTime decode_step_time(const DecodeProblem& problem, const Hardware& hardware, const DecodeLayout& layout,
-                          std::int64_t batch, DecodeOperations& operations);
+                          std::int64_t batch);
 
 /// B parts of c seconds of compute and m of exchange each, the exchange of one beside the compute of the next:
 /// B·c + m if c ≥ m, else c + B·m. While both run, each takes `contention` times as long; never more than B·(c + m).

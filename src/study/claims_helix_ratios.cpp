@@ -170,15 +170,14 @@ struct OverlapLoss {
 };
 OverlapLoss overlap_loss(const DecodeProblem& problem, const Hardware& hardware, const ClaimsOptions& o) {
   const DecodeSearch search = search_decode(problem, hardware, search_options(o));
-  DecodeOperations scratch;
   OverlapLoss loss;
   const auto frontier = pareto_frontier(search, is_helix);
   for (const DecodePoint& point : frontier) {
     DecodeLayout layout = search.layout_of(point);
     layout.hop_b = true;
-    const double on = decode_step_time(problem, hardware, layout, point.batch, scratch).total();
+    const double on = decode_step_time(problem, hardware, layout, point.batch).total();
     layout.hop_b = false;
-    const StepTime off = decode_step_time(problem, hardware, layout, point.batch, scratch);
+    const StepTime off = decode_step_time(problem, hardware, layout, point.batch);
     const double percent = 100 * (1 - on / off.total());
     loss.mean += percent / static_cast<double>(frontier.size());
     loss.links = std::max(loss.links, 100 * (off.exchange + off.attention_links + off.ffn_links) / off.total());

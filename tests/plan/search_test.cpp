@@ -92,11 +92,10 @@ TEST(Search, LimitsHold) {
 TEST(Search, StepAddsUpAndIsExplained) {
   const DecodeProblem problem = r1_problem(131072);
   const Hardware hardware = load_hardware("gb200-nvl72");
-  DecodeOperations scratch;
   for (const char* text : {"tp:8", "kvp:8,ep=8", "helix:kvp=8,tpa=1,tpf=2,ep=4", "dp-ep:8", "tp:4,dp-ep:2", "tp:4,pp:2",
                            "helix:kvp=4,tpa=2,tpf=1,ep=8,experts=gather,hopb=off"}) {
     const DecodeLayout layout = parse_decode_layout(text, problem.config);
-    const StepTime time = decode_step_time(problem, hardware, layout, 16, scratch);
+    const StepTime time = decode_step_time(problem, hardware, layout, 16);
     double shares = 0, operations = 0;
     for (const StepShare& share : shares_of(time)) shares += share.seconds;
     for (const PricedOperation& op : priced_operations(problem, hardware, layout, 16)) operations += op.seconds;
@@ -105,15 +104,34 @@ TEST(Search, StepAddsUpAndIsExplained) {
   }
 }
 
+TEST(Search, SharedWorkIsTheSameWork) {
+  // What the pricer keeps from layout to layout changes nothing: one after another, each is what it is alone.
+  for (const char* model : {"deepseek-r1", "llama-3.1-405b"}) {
+    const DecodeProblem problem{.config = load_model_config(model), .context = 65536};
+    const Hardware hardware = load_hardware("h200");
+    StepPricer together(problem, hardware);
+    int checked = 0;
+    for (const DecodeLayout& layout : enumerate_decode_layouts(problem.config, 8)) {
+      if (why_unfit(layout, problem.config) != Unfit::fits) continue;
+      for (const std::int64_t batch : {8, 64, 8}) {
+        const StepTime alone = decode_step_time(problem, hardware, layout, batch);
+        EXPECT_EQ(together(layout, batch).total(), alone.total()) << to_string(layout) << " at " << batch;
+        EXPECT_EQ(together(layout, batch).hidden, alone.hidden) << to_string(layout) << " at " << batch;
+      }
+      ++checked;
+    }
+    EXPECT_GT(checked, 40) << model;
+  }
+}
+
 TEST(Search, OverlapNeverCosts) {
   const DecodeProblem problem = r1_problem(1 << 20);
   const Hardware hardware = load_hardware("gb200-nvl72");
-  DecodeOperations scratch;
   for (const std::int64_t batch : {1, 2, 8, 64}) {
     DecodeLayout layout = parse_decode_layout("helix:kvp=32,tpa=1,tpf=1,ep=32", problem.config);
-    const StepTime with = decode_step_time(problem, hardware, layout, batch, scratch);
+    const StepTime with = decode_step_time(problem, hardware, layout, batch);
     layout.hop_b = false;
-    const StepTime without = decode_step_time(problem, hardware, layout, batch, scratch);
+    const StepTime without = decode_step_time(problem, hardware, layout, batch);
     EXPECT_LE(with.total(), without.total()) << batch;
     if (batch == 1) {
       EXPECT_EQ(with.hidden, 0);
