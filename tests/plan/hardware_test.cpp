@@ -57,7 +57,7 @@ TEST(Hardware, EveryBuiltInHasFiguresSourcesAndPlausibleRates) {
     EXPECT_EQ(hardware.fitted, name == "gb200-nvl72" || name == "b200" || name == "h200") << name;
     for (int p = 1; p < kNumPrecisions; ++p) {
       const double rate = hardware.flops_per_s[static_cast<std::size_t>(p)];
-      if (rate > 0) EXPECT_GE(rate, hardware.flops_per_s[static_cast<std::size_t>(p - 1)]) << name;
+      EXPECT_TRUE(rate == 0 || rate >= hardware.flops_per_s[static_cast<std::size_t>(p - 1)]) << name;
     }
     // A dense product of so many operations a byte is bound by arithmetic on every one of them.
     EXPECT_GT(hardware.peak_flops_per_s(Precision::bf16) / hardware.memory_bandwidth_bytes_per_s, 100) << name;

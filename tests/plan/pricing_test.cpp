@@ -117,7 +117,9 @@ TEST(Pricing, RooflineIsBytesOverBandwidthAndFlopsOverPeakExactly) {
 TEST(Pricing, NoWorkTakesNoTime) {
   for (const auto& name : builtin_hardware_names()) {
     const Hardware hardware = load_hardware(name);
-    EXPECT_EQ(seconds_of(hardware, gemm(0, 0, 0)), 0);
+    EXPECT_EQ(seconds_of(hardware, gemm(0, 4096, 4096)), 0);
+    EXPECT_EQ(seconds_of(hardware, decode_mla(4, 16, 0)), 0);
+    EXPECT_EQ(seconds_of(hardware, moe(0, 1, 8)), 0);
     EXPECT_EQ(seconds_of(hardware, collective(OperationKind::all_reduce, 1e6, 1)), 0);
     EXPECT_EQ(seconds_of(hardware, collective(OperationKind::all_to_all, 0, 8)), 0);
     Operation none = gemm(8, 8, 8);
