@@ -16,5 +16,6 @@ void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code)
 void add_claims(CLI::App& app, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
+void add_probe(CLI::App& app, int& exit_code);
 
 }  // namespace isomer

@@ -20,12 +20,14 @@ using nlohmann::json;
 struct Options {
   std::string silicon, table, hardware, json_path;
   int worst = 3;
+  bool extrapolate = false;
 };
 
 struct SystemReport {
   std::string hardware;
   std::vector<Validation> operations;  // pooled by kind
   std::vector<Validation> families;
+  std::vector<Validation> extrapolated;  // pooled by kind; empty unless asked for
   std::vector<std::string> without_curve;
 };
 
@@ -41,10 +43,12 @@ std::vector<Validation> pooled_by_kind(const std::vector<Validation>& families) 
   return result;
 }
 
-SystemReport check(const std::string& name, const SampleFamilies& families, int worst) {
+SystemReport check(const std::string& name, const SampleFamilies& families, const Options& options) {
   SystemReport report{.hardware = name};
-  report.families = validate(load_hardware(name), families, static_cast<std::size_t>(worst), &report.without_curve);
+  report.families =
+      validate(load_hardware(name), families, static_cast<std::size_t>(options.worst), &report.without_curve);
   report.operations = pooled_by_kind(report.families);
+  if (options.extrapolate) report.extrapolated = pooled_by_kind(isomer::extrapolate(load_hardware(name), families));
   return report;
 }
 
@@ -68,6 +72,16 @@ std::vector<std::string> row_of(const Validation& v) {
           aimed};
 }
 
+void print_extrapolated(const std::vector<Validation>& operations) {
+  Table table({"extrapolated", "fitted", "mean", "p95", "beyond", "mean", "p95"});
+  for (const Validation& v : operations) {
+    auto row = row_of(v);
+    row.pop_back();
+    table.add(std::move(row));
+  }
+  fmt::print("fitted to contexts up to a quarter, to groups up to half of the largest:\n{}\n", table.text());
+}
+
 void print(const SystemReport& report) {
   fmt::print("{}\n\n", report.hardware);
   Table table({"operation", "used", "mean", "p95", "held back", "mean", "p95", "aim (mean)"});
@@ -76,6 +90,7 @@ void print(const SystemReport& report) {
   Table families({"family", "used", "mean", "p95", "held back", "mean", "p95", "aim (mean)"});
   for (const Validation& v : report.families) families.add(row_of(v));
   fmt::print("{}\n", families.text());
+  if (!report.extrapolated.empty()) print_extrapolated(report.extrapolated);
   for (const Validation& v : report.families) {
     if (v.worst.empty() || !misses_aim(v)) continue;
     fmt::print("{} misses its aim; worst rows held back:\n", v.label);
@@ -113,6 +128,7 @@ void write_json(const std::vector<SystemReport>& reports, const std::string& pat
   for (const SystemReport& report : reports) {
     json system = {{"hardware", report.hardware}, {"without_curve", report.without_curve}};
     for (const Validation& v : report.operations) system["operations"].push_back(to_json(v));
+    for (const Validation& v : report.extrapolated) system["extrapolated"].push_back(to_json(v));
     for (const Validation& v : report.families) system["families"].push_back(to_json(v));
     result["systems"].push_back(std::move(system));
   }
@@ -128,14 +144,14 @@ std::vector<SystemReport> run(const Options& options) {
   }
   if (!options.table.empty()) {
     if (options.hardware.empty()) invalid_argument("plan validate: --table needs --hardware, a name or file");
-    return {check(options.hardware, load_table(options.table), options.worst)};
+    return {check(options.hardware, load_table(options.table), options)};
   }
   std::vector<SystemReport> reports;
   Progress progress;
   for (const auto& [hardware, folder] : silicon_systems(options.silicon)) {
     if (!options.hardware.empty() && options.hardware != hardware) continue;
     progress.show("checking " + hardware);
-    reports.push_back(check(hardware, load_silicon(options.silicon, folder), options.worst));
+    reports.push_back(check(hardware, load_silicon(options.silicon, folder), options));
   }
   if (reports.empty()) {
     invalid_argument("plan validate: --hardware '{}': {} has no tables of it", options.hardware, options.silicon);
@@ -153,6 +169,7 @@ void add_plan_validate(CLI::App& plan, int& exit_code) {
   command->add_option("--hardware", options->hardware, "check this hardware only");
   command->add_option("--worst", options->worst, "rows to show for a family that misses its aim")
       ->check(CLI::Range(0, 1000));
+  command->add_flag("--extrapolate", options->extrapolate, "also: how far fits carry beyond the rows that they saw");
   command->add_option("--json", options->json_path, "write the same as JSON to this file");
   command->callback([options, &exit_code] {
     const auto reports = run(*options);

@@ -43,15 +43,33 @@ Axis axis_over(const SampleFamily& family, const AxisPlan& plan) {
           .count = intervals + 1};
 }
 
-}  // namespace
-
-std::vector<Surface> surfaces_for(const SampleFamily& family) {
+std::vector<Surface> surfaces_with(const SampleFamily& family, double coarser) {
   std::vector<Surface> surfaces;
   for (const SurfacePlan& plan : plan_for(family.curve.kind)) {
     Surface surface;
-    for (const AxisPlan& axis : plan) surface.axes.push_back(axis_over(family, axis));
+    for (AxisPlan axis : plan) {
+      axis.step *= coarser;
+      surface.axes.push_back(axis_over(family, axis));
+    }
     surfaces.push_back(std::move(surface));
   }
+  return surfaces;
+}
+
+int total_values(const std::vector<Surface>& surfaces) {
+  int total = 0;
+  for (const Surface& surface : surfaces) total += num_values(surface.axes);
+  return total;
+}
+
+}  // namespace
+
+std::vector<Surface> surfaces_for(const SampleFamily& family) {
+  // A knot for every two rows at most: steps grow until that holds.
+  const auto most = static_cast<int>(family.samples.size() / 2);
+  double coarser = 1;
+  std::vector<Surface> surfaces = surfaces_with(family, coarser);
+  while (total_values(surfaces) > most && coarser < 64) surfaces = surfaces_with(family, coarser *= 1.25);
   return surfaces;
 }
 

@@ -18,6 +18,12 @@ const Curve* find_curve(const Hardware& hardware, const std::string& label) {
   return nullptr;
 }
 
+/// What prices are wanted beyond: the context of a decode, the devices of a collective; 0 for the rest.
+std::int64_t reach_of(const Operation& o) {
+  if (is_collective(o.kind)) return o.devices;
+  return o.kind == OperationKind::decode_mla || o.kind == OperationKind::decode_gqa ? o.context : 0;
+}
+
 std::string shape_of(const Operation& o) {
   if (is_collective(o.kind)) return fmt::format("{:.0f} bytes on {} devices", o.bytes, o.devices);
   if (o.kind == OperationKind::moe) return fmt::format("{} tokens, TP {} × EP {}", o.m, o.moe_tp, o.moe_ep);
@@ -87,6 +93,30 @@ std::vector<Validation> validate(const Hardware& hardware, const SampleFamilies&
     v.held_back = summarise(v.held_back_errors);
     v.worst = worst_of(*curve, family, rates, num_worst);
     result.push_back(std::move(v));
+  }
+  return result;
+}
+
+std::vector<Validation> extrapolate(const Hardware& hardware, const SampleFamilies& families) {
+  std::vector<Validation> result;
+  for (const auto& [label, family] : families) {
+    std::int64_t largest = 0;
+    for (const Sample& sample : family.samples) largest = std::max(largest, reach_of(sample.operation));
+    const std::int64_t limit = largest / (is_collective(family.curve.kind) ? 2 : 4);
+    SampleFamily split = family;
+    for (Sample& sample : split.samples) sample.held_back = reach_of(sample.operation) > limit;
+    const auto used = std::count_if(split.samples.begin(), split.samples.end(),
+                                    [](const Sample& sample) { return !sample.held_back; });
+    if (largest == 0 || used < kFewestRows) continue;
+    const Rates rates = rates_of(hardware, family.curve);
+    const Curve curve = fit_curve(split, rates);
+    result.push_back({.label = label,
+                      .kind = curve.kind,
+                      .priced = curve.priced,
+                      .used_errors = relative_errors(curve, split, rates, false),
+                      .held_back_errors = relative_errors(curve, split, rates, true),
+                      .used = curve.used,
+                      .held_back = curve.held_back});
   }
   return result;
 }

@@ -43,6 +43,11 @@ struct Validation {
 std::vector<Validation> validate(const Hardware& hardware, const SampleFamilies& families, std::size_t num_worst,
                                  std::vector<std::string>* without_curve = nullptr);
 
+/// How far a fit carries beyond its rows: decode attention fitted to contexts up to a quarter of the longest,
+/// collectives to groups up to half of the largest, and checked on the longer and larger ones (`held_back`). Families
+/// whose rows allow neither are left out.
+std::vector<Validation> extrapolate(const Hardware& hardware, const SampleFamilies& families);
+
 /// All families of a kind together: rows weigh alike.
 Validation pooled(const std::string& label, const std::vector<const Validation*>& parts);
 

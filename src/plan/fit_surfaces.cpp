@@ -99,7 +99,8 @@ ErrorSummary summarise(std::vector<double> errors) {
   ErrorSummary summary{.rows = static_cast<std::int64_t>(errors.size())};
   if (errors.empty()) return summary;
   for (const double error : errors) summary.mean += error / static_cast<double>(errors.size());
-  const auto place = static_cast<std::size_t>(0.95 * static_cast<double>(errors.size() - 1));
+  // Nearest rank: the smallest error that 95 % of the rows do not exceed.
+  const auto place = static_cast<std::size_t>(std::ceil(0.95 * static_cast<double>(errors.size()))) - 1;
   std::nth_element(errors.begin(), errors.begin() + static_cast<std::ptrdiff_t>(place), errors.end());
   summary.p95 = errors[place];
   return summary;

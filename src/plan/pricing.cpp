@@ -15,7 +15,8 @@ int rounds_of(OperationKind kind) { return kind == OperationKind::all_reduce ? 2
 bool without_work(const Operation& op, const OpCost& cost) {
   if (op.count <= 0) return true;
   if (is_collective(op.kind)) return op.devices <= 1 || cost.bytes_written <= 0;
-  return cost.flops <= 0 && cost.bytes_read + cost.bytes_written <= 0;
+  if (op.kind == OperationKind::elementwise) return op.bytes <= 0;
+  return cost.flops <= 0;  // weights that nothing is multiplied with are not read
 }
 
 double compute_rate(const Hardware& hardware, Precision compute) {
