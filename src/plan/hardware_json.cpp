@@ -83,6 +83,19 @@ void read_figures(const ConfigReader& reader, Hardware& hardware) {
   }
 }
 
+/// Collectives that were measured on fewer devices than the first tier reaches are extrapolated there.
+void add_reach_doubts(const std::vector<Curve>& curves, Hardware& hardware) {
+  std::map<OperationKind, int> reach;
+  for (const Curve& curve : curves) {
+    if (curve.priced && is_collective(curve.kind)) reach[curve.kind] = std::max(reach[curve.kind], curve.max_devices);
+  }
+  for (const auto& [kind, devices] : reach) {
+    if (devices == 0 || hardware.tiers.empty() || devices >= hardware.tiers.front().devices) continue;
+    hardware.doubts.push_back(fmt::format("{}: measured on up to {} devices, extrapolated to {}", name_of(kind),
+                                          devices, hardware.tiers.front().devices));
+  }
+}
+
 std::vector<Curve> read_curves(const ConfigReader& reader) {
   std::vector<Curve> curves;
   if (!reader.has("curves")) return curves;
@@ -109,6 +122,7 @@ Hardware parse_hardware(const json& object, const std::string& where) {
   read_figures(reader, hardware);
   std::vector<Curve> curves = read_curves(reader);
   hardware.fitted = !curves.empty();
+  add_reach_doubts(curves, hardware);
   if (reader.has("curves_from")) {
     const std::string from = reader.text("curves_from");
     if (!curves.empty()) reader.wrong("curves_from", "nothing, since there are curves of its own");

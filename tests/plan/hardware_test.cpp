@@ -87,6 +87,12 @@ TEST(Hardware, ReadsWhatStands) {
   EXPECT_THAT(hardware.doubts.front(), HasSubstr("another sheet says 2"));
 }
 
+TEST(Hardware, CollectivesBeyondTheirMeasurementsAreInDoubt) {
+  const auto doubts = load_hardware("gb200-nvl72").doubts;
+  EXPECT_THAT(doubts, testing::Contains("all_reduce: measured on up to 4 devices, extrapolated to 72"));
+  EXPECT_THAT(load_hardware("h200").doubts, testing::Not(testing::Contains(HasSubstr("extrapolated"))));
+}
+
 TEST(Hardware, FileOfADescriptionReadsBackTheSame) {
   const std::string text = hardware_text(plain());
   EXPECT_EQ(parse_json(text, "text"), plain());
