@@ -99,6 +99,7 @@ void add_claims(CLI::App& app, int& exit_code) {
   add("laga", "LAGA (arXiv 2607.17644): sequence-parallel training of latent attention", laga_claims, "L1,L4");
   add("beyond", "what none of the papers has: latent-gather and latent-ring, beyond the number of heads", beyond_claims,
       "B1");
+  add("helix", "Helix (arXiv 2507.07120): decoding with a sharded cache", helix_claims, "H5,H6");
 }
 
 }  // namespace isomer

@@ -13,6 +13,12 @@ std::int64_t parse_count(const std::string& option, const std::string& text, std
                          std::int64_t maximum);
 /// A seed: a whole number from 0 to 2^64 − 1. Throws std::invalid_argument naming value and range.
 std::uint64_t parse_seed(const std::string& text);
+/// "25ms", "5us"; units ns, us, ms, s. Throws std::invalid_argument naming option, value and units.
+double parse_seconds(const std::string& option, const std::string& text);
+/// "80GB", decimal; units B, KB, MB, GB, TB.
+double parse_bytes(const std::string& option, const std::string& text);
+/// "900GB/s", decimal; units B/s to TB/s.
+double parse_bandwidth(const std::string& option, const std::string& text);
 /// "5us,2GB/s" (times ns, us, ms, s; bandwidths B/s to TB/s, decimal).
 LinkModel parse_link(const std::string& text);
 /// 1234567 → "1.23 MB".

@@ -88,6 +88,8 @@ struct ClaimsReport {
 /// The claims of LAGA (arXiv 2607.17644), and what no paper has. Throw std::invalid_argument for an unknown id.
 ClaimsReport laga_claims(const ClaimsOptions& options);
 ClaimsReport beyond_claims(const ClaimsOptions& options);
+/// The claims of Helix (arXiv 2507.07120): those that a planner can look at; others say that they wait.
+ClaimsReport helix_claims(const ClaimsOptions& options);
 
 /// The JSON twin of the printed report.
 nlohmann::json to_json(const ClaimsReport& report);
