@@ -52,10 +52,10 @@ const Kind& kind_of(std::string_view scheme) {
 struct Sizes {
   Sizes(const ModelConfig& config, const TokenShards& shards, int rank)
       : c(config),
-        t(static_cast<double>(shards.rows(rank).count)),
+        t(static_cast<double>(shards.rows(rank))),
         S(static_cast<double>(shards.total_rows())),
-        hp(static_cast<double>(config.num_attention_heads) / shards.num_ranks),
-        others(shards.num_ranks - 1) {}
+        hp(static_cast<double>(config.num_attention_heads) / shards.num_ranks()),
+        others(shards.num_ranks() - 1) {}
 
   const ModelConfig& c;
   double t, S, hp, others;  // own rows, all rows, own heads, P − 1
@@ -165,10 +165,10 @@ SchemeWork scheme_work(std::string_view scheme, const ModelConfig& config, const
   const Elements output_input{.activations = s.t * s.h * s.v};  // of W_o; gone before the core's backward
   const Elements dy{.activations = s.t * s.D};
   SchemeWork work{.flops_forward = forward_flops(kind, s, tokens), .flops_backward = backward_flops(kind, s, tokens)};
-  const bool alone = tokens.num_ranks == 1;
+  const bool alone = tokens.num_ranks() == 1;
   work.exchanges_forward = alone ? 0 : kind.exchanges_forward;
   work.exchanges_backward = alone ? 0 : kind.exchanges_backward;
-  work.messages = (tokens.num_ranks - 1) * (kind.exchanges_forward + kind.exchanges_backward);
+  work.messages = (tokens.num_ranks() - 1) * (kind.exchanges_forward + kind.exchanges_backward);
   work.saved_bytes = core.bytes(activations) + projections.bytes(activations) + output_input.bytes(activations);
   work.core_backward_bytes =
       core.bytes(activations) + projections.bytes(activations) + gradients.bytes(activations) + dy.bytes(activations);
@@ -180,11 +180,11 @@ SchemeCore scheme_core(std::string_view scheme, const ModelConfig& config, const
   SchemeCore core{.absorbed = kind.absorbed,
                   .key_width = kind.absorbed ? config.latent_width() : config.qk_head_dim(),
                   .value_width = kind.absorbed ? config.kv_lora_rank : config.v_head_dim,
-                  .up_projected_rows = tokens.rows(rank).count,
+                  .up_projected_rows = tokens.rows(rank),
                   .up_projected_heads = config.num_attention_heads};
   if (kind.gathers_latent) {
     core.up_projected_rows = tokens.total_rows();
-    core.up_projected_heads /= tokens.num_ranks;
+    core.up_projected_heads /= tokens.num_ranks();
   }
   return core;
 }

@@ -27,7 +27,7 @@ class Pricer {
         l_(layout),
         c_(columns_of(problem, layout)),
         tokens_{problem.seq, 1, layout.sp},
-        own_(tokens_.rows(0).count),
+        own_(tokens_.rows(0)),
         attention_(train_attention(problem, layout)),
         core_(scheme_core(layout.scheme, c_, tokens_, 0)) {}
 
@@ -191,7 +191,8 @@ double ffn_saved_bytes(const TrainProblem& problem, const TrainLayout& layout, b
 TrainAttention train_attention(const TrainProblem& problem, const TrainLayout& layout, int rank) {
   const ModelConfig config = columns_of(problem, layout);
   const TokenShards tokens{problem.seq, 1, layout.sp};
-  return {scheme_bytes_sent(layout.scheme, config, tokens, DType::bf16, rank),
+  const Layout sequence{{LayoutAxis{.name = std::string(layout.scheme), .size = layout.sp}}};
+  return {scheme_bytes_sent({sequence, config, problem.seq, 1, DType::bf16}, rank),
           scheme_work(layout.scheme, config, tokens, DType::bf16, rank)};
 }
 
@@ -243,7 +244,7 @@ TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, 
 
   const StageLayers stage = stage_layers(problem.config, layout.pp);
   const auto dense = static_cast<double>(stage.dense), moe = static_cast<double>(stage.moe);
-  const auto own = static_cast<double>(TokenShards{problem.seq, 1, layout.sp}.rows(0).count);
+  const auto own = static_cast<double>(TokenShards{problem.seq, 1, layout.sp}.rows(0));
   const double hidden = kActivationBytes * own * static_cast<double>(problem.config.hidden_size);
   const SchemeWork work = train_attention(problem, layout).work;
   const double dense_ffn = ffn_saved_bytes(problem, layout, false, own);

@@ -7,6 +7,7 @@
 #include "cost/scheme_bytes.h"
 #include "cost/scheme_work.h"
 #include "parallel/sequence/scheme.h"
+#include "sharding/sequence_layout.h"
 #include "study/block_run.h"
 
 namespace isomer {
@@ -52,12 +53,13 @@ void expect_one_truth(const Case& c) {
   ASSERT_EQ(run.ranks.size(), static_cast<std::size_t>(c.ranks));
   const BlockProblem& p = c.problem;
   const TokenShards tokens{p.seq, p.batch, c.ranks};
+  const Layout layout = sized_layout(parse_layout(c.scheme), c.ranks);
   for (const RankMeasure& m : run.ranks) {
-    const SchemeBytes bytes = scheme_bytes_sent(c.scheme, p.config, tokens, p.dtype, m.rank);
+    const SchemeBytes bytes = scheme_bytes_sent({layout, p.config, p.seq, p.batch, p.dtype}, m.rank);
     const SchemeWork work = scheme_work(c.scheme, p.config, tokens, p.dtype, m.rank);
     EXPECT_EQ(m.bytes_forward, bytes.forward) << c.text();
     EXPECT_EQ(m.bytes_backward, bytes.backward) << c.text();
-    EXPECT_EQ(m.bytes_gradient_sync, gradient_sync_bytes_sent(c.scheme, p.config, c.ranks, m.rank)) << c.text();
+    EXPECT_EQ(m.bytes_gradient_sync, gradient_sync_bytes_sent(layout, p.config, m.rank)) << c.text();
     EXPECT_EQ(m.messages, work.messages) << c.text();
     EXPECT_EQ(m.flops_forward, work.flops_forward) << c.text();
     EXPECT_EQ(m.flops_backward, work.flops_backward) << c.text();
