@@ -248,7 +248,8 @@ std::string text_source(const CompareArguments& a, const WeightsSource& source, 
 }
 
 int run_compare(const CompareArguments& a, const CommandLine& command_line) {
-  CompareOptions options = options_of(a, load_model_config(a.model));
+  const std::string place = shipped_model(a.model);
+  CompareOptions options = options_of(a, load_model_config(place));
   check_places(a);
   const bool mpi = options.group.backend == Backend::mpi && !options.group.dry_run;
   if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group.num_ranks, command_line.argc, command_line.argv);
@@ -256,7 +257,6 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
 
   Progress progress(at_root);
   progress.show("weights");
-  const std::string place = shipped_model(a.model);
   const WeightsSource source = open_weights(place, options.problem.config, a.layer);
   options.weights_source =
       place == a.model ? source.description : fmt::format("layer {} of {}, which ships", a.layer, a.model);
