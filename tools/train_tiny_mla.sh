@@ -47,4 +47,5 @@ python3 tools/ship_model.py copy --run "$run" --out "$WORK/model"
 python3 tools/ship_model.py check --run "$run" --model "$WORK/model" --perplexity "$WORK/perplexity.json" \
   --ngram "$WORK/ngram.json"
 cp "$WORK/model/"* "$SHIP/"
+python3 tools/draw_loss.py "$SHIP"
 echo "written to $SHIP; run.json of the training has every setting: $run/run.json"
