@@ -40,7 +40,7 @@ TEST(TrainProgram, TrainsAModelThatOpens) {
   }
   EXPECT_EQ(text_of(run / "config.json"), text_of(f.path() / "model" / "config.json"));
   EXPECT_EQ(text_of(run / "tokenizer.json"), text_of(f.path() / "tok" / "tokenizer.json"));
-  EXPECT_EQ(run_isomer(fmt::format("inspect --model {}", run.string())).exit_code, 0);
+  EXPECT_EQ(run_isomer(fmt::format("inspect {}", run.string())).exit_code, 0);
   const auto json = nlohmann::json::parse(text_of(f.path() / "first.json"));
   EXPECT_EQ(json["accounts"].size(), 2u);
   EXPECT_GT(json["accounts"][0]["bytes_sent"]["forward"], 0);
