@@ -224,14 +224,7 @@ void write_json(const std::string& file, const nlohmann::json& json) {
 
 /// What would fail only at the end of a long run fails here.
 void check_places(const CompareArguments& a) {
-  if (!a.json_file.empty()) {
-    const std::filesystem::path file(a.json_file), folder = file.parent_path();
-    if (!folder.empty() && !std::filesystem::is_directory(folder)) {
-      invalid_argument("--json {}: there is no directory '{}'; make it first", a.json_file, folder.string());
-    }
-    if (std::filesystem::is_directory(file))
-      invalid_argument("--json {}: it is a directory; name a file in it", a.json_file);
-  }
+  check_output_file("--json", a.json_file);
   if (a.dump_dir.empty()) return;
   if (a.dry_run) invalid_argument("--dump {}: a dry run has no tensors to write; leave out one of the two", a.dump_dir);
   if (!under_mpirun()) check_dump_directory(a.dump_dir);

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -94,6 +95,16 @@ LinkModel parse_link(const std::string& text) {
     invalid_argument("--link '{}': the bandwidth must be at least {} B/s", text, kMinBandwidth);
   }
   return link;
+}
+
+void check_output_file(const std::string& option, const std::string& file) {
+  if (file.empty()) return;
+  const std::filesystem::path path(file), folder = path.parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder)) {
+    invalid_argument("{} {}: there is no directory '{}'; make it first", option, file, folder.string());
+  }
+  if (std::filesystem::is_directory(path))
+    invalid_argument("{} {}: it is a directory; name a file in it", option, file);
 }
 
 std::string format_bytes(double bytes) {

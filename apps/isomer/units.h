@@ -21,6 +21,8 @@ double parse_bytes(const std::string& option, const std::string& text);
 double parse_bandwidth(const std::string& option, const std::string& text);
 /// "5us,2GB/s" (times ns, us, ms, s; bandwidths B/s to TB/s, decimal).
 LinkModel parse_link(const std::string& text);
+/// Where a result is to be written at the end: told at the beginning if it can't be. Throws std::invalid_argument.
+void check_output_file(const std::string& option, const std::string& file);
 /// 1234567 → "1.23 MB".
 std::string format_bytes(double bytes);
 std::string format_seconds(double seconds);

@@ -30,7 +30,7 @@ bool recomputes_block(const Layout& layout) {
 }
 
 void check_fit(const RankContext& ctx, const LanguageModelOptions& o) {
-  const std::string reason = why_unfit(o.layout, o.config, ctx.world_size(), o.seq);
+  const std::string reason = why_unfit(o.layout, o.config, ctx.world_size(), o.seq, o.core);
   if (!reason.empty()) invalid_argument("--layout {}: {}", to_string(o.layout), reason);
 }
 
@@ -53,7 +53,7 @@ LanguageModel::LanguageModel(RankContext& ctx, LanguageModelOptions options) : o
   tokens_ = token_shards_of(layout, options_.seq, options_.batch);
   groups_ = make_sequence_groups(ctx, layout);
   rope_ = make_rope_rows(ctx, options_.config, options_.dtype, 0, tokens_.positions(groups_.sequence->rank()),
-                         options_.batch, std::max(options_.seq, options_.config.max_position_embeddings));
+                         options_.batch, options_.seq);
 }
 
 std::vector<std::int64_t> LanguageModel::row_tokens() const {
