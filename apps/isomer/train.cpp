@@ -108,12 +108,13 @@ void write_json(const TrainArguments& a, const TrainRun& run, const TrainResult&
 }
 
 void check_resume(const CLI::App& command) {
-  for (const char* option : {"--config",    "--data",         "--tokenizer",      "--out",
-                             "--steps",     "--seq",          "--batch",          "--micro-batch",
-                             "--dtype",     "--attention",    "--learning-rate",  "--min-learning-rate",
-                             "--warmup",    "--weight-decay", "--beta1",          "--beta2",
-                             "--clip",      "--seed",         "--init-std",       "--bias-update-rate",
-                             "--eval-data", "--eval-every",   "--eval-sequences", "--dry-run"}) {
+  for (const char* option : {"--config",        "--data",         "--tokenizer",      "--out",
+                             "--steps",         "--seq",          "--batch",          "--micro-batch",
+                             "--dtype",         "--attention",    "--learning-rate",  "--min-learning-rate",
+                             "--warmup",        "--weight-decay", "--beta1",          "--beta2",
+                             "--clip",          "--seed",         "--init-std",       "--bias-update-rate",
+                             "--eval-data",     "--eval-every",   "--eval-sequences", "--dry-run",
+                             "--record-routing"}) {
     if (command.count(option) > 0) {
       invalid_argument(
           "{} with --resume: a run keeps what it began with (run.json); only --layout, --ranks, --backend, "
@@ -146,6 +147,7 @@ int run_dry(const TrainArguments& a) {
 int run_train(TrainArguments& a, const CommandLine& command_line, const CLI::App& command) {
   complete_settings(a, command);
   check_output_file("--json", a.json_file);
+  check_output_file("--record-routing", a.record_routing);
   const bool resume = !a.resume.empty();
   if (resume) check_resume(command);
   if (a.dry_run) return run_dry(a);
@@ -171,6 +173,7 @@ int run_train(TrainArguments& a, const CommandLine& command_line, const CLI::App
                            run.settings.layout, run.settings.dtype));
   const TrainResult result = train(run, directory);
   if (!at_root) return 0;
+  if (run.recorded_routing) run.recorded_routing->save(a.record_routing);
   if (!a.json_file.empty()) write_json(a, run, result);
   if (result.stopped_early) {
     progress.say(fmt::format("stopped at step {} with a checkpoint; go on with: isomer train --resume {}", result.steps,
@@ -235,9 +238,9 @@ void add_run_options(CLI::App& command, TrainArguments& a) {
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   command.add_flag("--dry-run", a.dry_run, "shapes only: memory, bytes and FLOPs of one step");
-  command.add_option("--routing", a.routing, "of a dry run's experts")
-      ->check(CLI::IsMember({"balanced", "zipf"}))
+  command.add_option("--routing", a.routing, "of a dry run's experts: balanced, zipf, or a trace")
       ->capture_default_str();
+  command.add_option("--record-routing", a.record_routing, "write the routing of the first step as a trace (JSON)");
   command.add_option("--json", a.json_file, "write the accounts as JSON");
 }
 

@@ -122,6 +122,17 @@ PreparedRun prepare_dry_run(const TrainArguments& a) {
   run.save_weights = false;
   run.dry_routing = a.routing == "zipf" ? RoutingSource::Kind::zipf : RoutingSource::Kind::balanced;
   check_run(run);
+  if (a.dry_run && a.routing != "zipf" && a.routing != "balanced") {
+    run.dry_trace = std::make_shared<const RoutingTrace>(
+        RoutingTrace::load(a.routing, run.config, run.settings.batch, run.settings.seq));
+  }
+  if (!a.record_routing.empty()) {
+    if (run.group.backend == Backend::mpi) {
+      invalid_argument("--record-routing {}: a trace is made by ranks of one process; use --backend threads",
+                       a.record_routing);
+    }
+    run.recorded_routing = std::make_shared<RoutingTrace>(run.config, run.settings.batch, run.settings.seq);
+  }
   return {std::move(run), nullptr};
 }
 

@@ -13,7 +13,7 @@ namespace isomer {
 struct TrainArguments {
   TrainSettings settings;
   std::string config, tokenizer, out, resume, layout, backend = "threads", link, json_file, seq = "512", seed = "1";
-  std::string routing = "balanced";
+  std::string routing = "balanced", record_routing;
   std::int64_t stop_at = 0, save_every = 500;
   int keep = 2, ranks = 0, threads = 0;
   double timeout_s = 600;

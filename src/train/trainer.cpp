@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <numbers>
 
@@ -60,7 +61,10 @@ class TrainRank {
                        .positions = {}};
     begin_step();
     const std::vector<Sample> samples(static_cast<std::size_t>(model_.options().batch), empty);
-    for (std::int64_t m = 0; m < num_micro_batches(); ++m) model_.forward_backward(ctx_, parameters_, samples, 1.0);
+    for (std::int64_t m = 0; m < num_micro_batches(); ++m) {
+      begin_micro_batch(m);
+      model_.forward_backward(ctx_, parameters_, samples, 1.0);
+    }
     finish_gradients();
     adamw_step(ctx_, parameters_, settings_.adamw, 0, 0, 1);
     parameters_.refresh(ctx_);
@@ -155,12 +159,11 @@ class TrainRank {
     const double begin = wall_clock_s();
     begin_step();
     const std::int64_t targets = std::max<std::int64_t>(1, count_targets());
-    const std::int64_t share = settings_.batch / model_.groups().data_size;
     double loss = 0;
     for (std::int64_t m = 0; m < num_micro_batches(); ++m) {
-      const std::int64_t first = state_.samples + model_.groups().data_rank * share + m * model_.options().batch;
-      loss +=
-          model_.forward_backward(ctx_, parameters_, samples_of(first), 1.0 / static_cast<double>(targets)).loss_sum;
+      begin_micro_batch(m);
+      const std::vector<Sample> samples = samples_of(state_.samples + first_sequence(m));
+      loss += model_.forward_backward(ctx_, parameters_, samples, 1.0 / static_cast<double>(targets)).loss_sum;
     }
     finish_gradients();
     StepMetrics metrics{.total_steps = settings_.steps};
@@ -207,13 +210,35 @@ class TrainRank {
   }
 
   /// Replayed and observed are the steps, not what evaluates them.
+  /// Sequence of the global batch that this replica's micro-batch begins with.
+  std::int64_t first_sequence(std::int64_t micro_batch) const {
+    const std::int64_t share = settings_.batch / model_.groups().data_size;
+    return model_.groups().data_rank * share + micro_batch * model_.options().batch;
+  }
+
+  /// Numbers this rank's tokens within the global batch, for traces of routing.
+  void begin_micro_batch(std::int64_t micro_batch) {
+    if (!run_.dry_trace && !run_.recorded_routing) return;
+    tokens_ = model_.row_tokens();
+    for (std::int64_t& token : tokens_) token += first_sequence(micro_batch) * settings_.seq;
+  }
+
   void observe_routing() {
-    model_.set_routing_sink([this](std::int64_t layer, const Routing& routing) {
+    model_.set_routing_sink([this, first = std::int64_t{-1}](std::int64_t layer, const Routing& routing) mutable {
       if (evaluating_) return;
       loads_.count(layer, routing);
+      if (first < 0) first = state_.step;
+      if (run_.recorded_routing && state_.step == first) run_.recorded_routing->enter(layer, tokens_, routing);
       if (run_.routing_sink) run_.routing_sink(state_.step, layer, ctx_.rank(), routing);
     });
-    if (ctx_.dry_run()) {
+    if (ctx_.dry_run() && run_.dry_trace) {
+      model_.set_routing([this](std::int64_t layer) {
+        if (!run_.config.is_moe_layer(layer)) return RoutingSource{};
+        Routing& mine = replayed_[layer];
+        mine = run_.dry_trace->of(layer, tokens_);
+        return RoutingSource{.kind = RoutingSource::Kind::replayed, .replay = &mine};
+      });
+    } else if (ctx_.dry_run()) {
       model_.set_routing([kind = run_.dry_routing](std::int64_t layer) {
         return RoutingSource{.kind = kind, .seed = static_cast<std::uint64_t>(layer)};
       });
@@ -299,8 +324,10 @@ class TrainRank {
   Parameters parameters_;
   LanguageModel model_;
   TrainerState state_;
-  ExpertLoad loads_;      // of this step
-  TrainAccount account_;  // of the last step
+  ExpertLoad loads_;                          // of this step
+  TrainAccount account_;                      // of the last step
+  std::vector<std::int64_t> tokens_;          // of this rank in the global batch, where routing is traced
+  std::map<std::int64_t, Routing> replayed_;  // by layer
   bool evaluating_ = false;
   double matrix_rate_ = 0;
   std::ofstream metrics_;

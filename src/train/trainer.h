@@ -16,6 +16,7 @@
 #include "train/adamw.h"
 #include "train/batches.h"
 #include "train/language_model.h"
+#include "train/routing_trace.h"
 #include "train/run_directory.h"
 
 namespace isomer {
@@ -84,6 +85,8 @@ struct TrainRun {
   bool save_weights = true;  // tests and dry runs: nothing on disk
   GroupOptions group;
   RoutingSource::Kind dry_routing = RoutingSource::Kind::balanced;
+  std::shared_ptr<const RoutingTrace> dry_trace;   // a dry run's routing, instead
+  std::shared_ptr<RoutingTrace> recorded_routing;  // takes that of the first step; ranks of this process
   const std::atomic<bool>* stop_requested = nullptr;
   std::function<void(const StepMetrics&)> on_step;     // at rank 0
   std::function<void(const std::string&)> on_message;  // at rank 0
