@@ -68,6 +68,9 @@ class TrainRank {
     }
     model_.set_routing_sink([this](std::int64_t layer, const Routing& routing) { count_load(layer, routing); });
     if (run.routing) model_.set_routing(run.routing);
+    if (run.routing_of_step) {
+      model_.set_routing([this](std::int64_t layer) { return run_.routing_of_step(state_.step, layer, ctx_.rank()); });
+    }
     if (ctx.dry_run()) {
       model_.set_routing([kind = run.dry_routing](std::int64_t layer) {
         return RoutingSource{.kind = kind, .seed = static_cast<std::uint64_t>(layer)};
@@ -109,6 +112,7 @@ class TrainRank {
       }
     }
     if (saved_at != state_.step) save();
+    if (run_.on_end && at_root()) run_.on_end(parameters_);
     result.steps = state_.step;
     result.accounts.push_back(account());
     return result;
@@ -142,7 +146,9 @@ class TrainRank {
       }
       if (at_root()) directory_.truncate_metrics(state_.step);
     } else {
-      parameters_.set(initial_model_weights(run_.config, settings_.seed, DType::f32, settings_.initial_stddev));
+      ModelWeights weights = initial_model_weights(run_.config, settings_.seed, DType::f32, settings_.initial_stddev);
+      if (run_.on_begin) run_.on_begin(weights);
+      parameters_.set(weights);
       parameters_.refresh(ctx_);
     }
     if (at_root() && run_.save_weights) metrics_.open(directory_.metrics_file(), std::ios::app);

@@ -85,7 +85,11 @@ struct TrainRun {
   std::function<void(const StepMetrics&)> on_step;     // at rank 0
   std::function<void(const std::string&)> on_message;  // at rank 0
   RoutingOf routing;                                   // tests: replayed
+  /// Studies: where the routing of a layer comes from, by step (from 0) and rank; called on the ranks' threads.
+  std::function<RoutingSource(std::int64_t step, std::int64_t layer, int rank)> routing_of_step;
   std::function<void(std::int64_t step, std::int64_t layer, int rank, const Routing&)> routing_sink;
+  std::function<void(ModelWeights&)> on_begin;  // studies: changes what a new run begins with, on every rank
+  std::function<void(const Parameters& parameters)> on_end;  // studies: at rank 0, what it ends with
 };
 
 struct TrainResult {
