@@ -83,7 +83,8 @@ nlohmann::json record_loss_curves(ClaimRuns& runs) {
     pair(fmt::format("laga:{}", p), fmt::format("explicit:{}", p));
     pair(fmt::format("absorbed:{}", p), fmt::format("explicit:{}", p));
     for (const std::string& layout : layouts) {
-      if (p > 1 || layout != "explicit") pair(fmt::format("{}:{}", layout, p), "explicit:1");
+      if (p > 1 || (layout != "explicit" && layout != "absorbed" && layout != "laga"))
+        pair(fmt::format("{}:{}", layout, p), "explicit:1");
     }
   }
   pair("another seed", "explicit:1");

@@ -93,7 +93,7 @@ class Replay {
   std::vector<Routing> held_;  // [ranks, layers]: no two ranks touch the same
 };
 
-/// One value of the first layer's query projection, to the next float upwards.
+/// One value of the first layer's latent projection, to the next float upwards.
 void move_one_weight(ModelWeights& weights) {
   float& value = weights.layers.front().attention.kv_a_proj.data<float>()[0];
   value = std::nextafter(value, std::numeric_limits<float>::infinity());

@@ -33,7 +33,7 @@ class Folder {
 };
 
 /// Those that docs/data/ has.
-const std::vector<std::string> kKept = {"routing_noise", "throughput"};
+const std::vector<std::string> kKept = {"latent_schemes", "loss_curves", "routing_noise", "throughput"};
 
 TEST(Recordings, EmbeddedOnesAreReadWithoutRunning) {
   for (const std::string& name : kKept) {
@@ -95,6 +95,18 @@ TEST(Recordings, RecordedClaimsAreJudgedAndOthersSayHowToRecord) {
     EXPECT_EQ(claim.verdict != Verdict::cannot_be_tested_here, recorded) << claim.id;
     EXPECT_EQ(claim.evidence.empty(), !recorded) << claim.id;
     EXPECT_NE(claim.command.find("--record docs/data"), std::string::npos) << claim.id;
+  }
+}
+
+TEST(Recordings, LossCurvesEndTogetherAndLagaIsExplicitNotAbsorbed) {
+  const Claim claim = laga_claims({.only = {"L11"}}).claims.at(0);
+  EXPECT_EQ(claim.verdict, Verdict::refuted) << claim.found;
+  const auto recorded = nlohmann::json::parse(embedded_recording("loss_curves"));
+  EXPECT_EQ(recorded.at("curves").size(), 19u);
+  const double one_rank = recorded.at("curves").at(0).at("end_loss");
+  for (const auto& curve : recorded.at("curves")) {
+    if (curve.at("name") == "another seed") continue;
+    EXPECT_NEAR(curve.at("end_loss").get<double>() / one_rank, 1, 3e-4) << curve.at("name");
   }
 }
 
