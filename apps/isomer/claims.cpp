@@ -14,7 +14,7 @@ namespace isomer {
 namespace {
 
 struct ClaimsArguments {
-  std::string json_file;
+  std::string json_file, record;
   std::vector<std::string> only;
   std::string seed = "1";
   bool quick = false;
@@ -70,10 +70,11 @@ int run_claims(ClaimsReport (*find)(const ClaimsOptions&), const ClaimsArguments
   ClaimsReport report;
   {
     Progress progress;
-    report =
-        find({.only = a.only, .quick = a.quick, .seed = parse_seed(a.seed), .progress = [&](const std::string& what) {
-                progress.show(what);
-              }});
+    report = find({.only = a.only,
+                   .quick = a.quick,
+                   .seed = parse_seed(a.seed),
+                   .record = a.record,
+                   .progress = [&](const std::string& what) { progress.show(what); }});
   }
   print_report(report);
   if (!a.json_file.empty()) write_json(a.json_file, to_json(report));
@@ -93,6 +94,7 @@ void add_claims(CLI::App& app, int& exit_code) {
     part->add_option("--json", a->json_file, "write claims and evidence as JSON");
     part->add_option("--only", a->only, fmt::format("ids, separated by commas ({})", example))->delimiter(',');
     part->add_option("--seed", a->seed, "of weights, inputs and output gradients of real runs")->capture_default_str();
+    part->add_option("--record", a->record, "run long experiments anew and write their recordings to this directory");
     part->add_flag("--quick", a->quick, "real runs at tiny sizes, short sweeps");
     part->callback([a, find, &exit_code] { exit_code = run_claims(find, *a); });
   };

@@ -72,6 +72,7 @@ struct ClaimsOptions {
   std::vector<std::string> only;  // ids; empty: all
   bool quick = false;             // real runs at tiny sizes
   std::uint64_t seed = 1;
+  std::string record;  // a directory: long experiments are run and recorded there; empty: recordings are read
   std::function<void(const std::string&)> progress = [](const std::string&) {};
 };
 

@@ -91,6 +91,7 @@ class TrainRank {
       }
     }
     if (saved_at != state_.step) save();
+    if (run_.on_end && at_root()) run_.on_end(parameters_);
     result.steps = state_.step;
     result.accounts.push_back(account_);
     return result;
@@ -116,7 +117,9 @@ class TrainRank {
       }
       if (at_root()) directory_.repair(run_.keep);
     } else {
-      parameters_.set(initial_model_weights(run_.config, settings_.seed, DType::f32, settings_.initial_stddev));
+      ModelWeights weights = initial_model_weights(run_.config, settings_.seed, DType::f32, settings_.initial_stddev);
+      if (run_.on_begin) run_.on_begin(weights);
+      parameters_.set(weights);
       parameters_.refresh(ctx_);
     }
     if (at_root() && run_.save_weights) {

@@ -91,9 +91,11 @@ struct TrainRun {
   std::function<void(const StepMetrics&)> on_step;     // at rank 0
   std::function<void(const std::string&)> on_message;  // at rank 0
   bool measure_matrix_rate = true;                     // some tenths of a second
-  /// Tests: routing replayed of step (from 0), layer and rank; one forward a step.
+  /// Studies and tests: routing replayed of step (from 0), layer and rank; one forward a step.
   std::function<RoutingSource(std::int64_t step, std::int64_t layer, int rank)> routing;
   std::function<void(std::int64_t step, std::int64_t layer, int rank, const Routing&)> routing_sink;
+  std::function<void(ModelWeights&)> on_begin;  // studies: changes what a new run begins with, on every rank
+  std::function<void(const Parameters& parameters)> on_end;  // studies: at rank 0, what it ends with
 };
 
 /// Throws std::invalid_argument where the layout doesn't fit the model or the batch doesn't divide, before anything
