@@ -27,7 +27,7 @@ std::vector<Noise> noises(std::uint64_t seed) {
           {"another order of summation (ring:2)", {.layout = "ring", .ranks = 2, .seed = seed}}};
 }
 
-nlohmann::json flips_json(const TrainingStudy& study, const RoutingTrace& a, const RoutingTrace& b) {
+nlohmann::json flips_json(const TrainingStudy& study, const RoutingHistory& a, const RoutingHistory& b) {
   nlohmann::json layers = nlohmann::json::object();
   for (const std::int64_t layer : study.routed_layers()) {
     std::vector<std::int64_t> flips;

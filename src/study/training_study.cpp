@@ -52,7 +52,7 @@ class RowMap {
 };
 
 /// Collects the ranks' routing into a trace; called on their threads.
-void collect(RoutingTrace& trace, const RowMap& rows, std::int64_t step, std::int64_t layer, int rank,
+void collect(RoutingHistory& trace, const RowMap& rows, std::int64_t step, std::int64_t layer, int rank,
              const Routing& routing) {
   auto& experts = trace.at(step, layer);
   experts.resize(static_cast<std::size_t>(rows.total() * routing.top_k));
@@ -68,7 +68,7 @@ void collect(RoutingTrace& trace, const RowMap& rows, std::int64_t step, std::in
 /// What a rank replays of a trace: one layer's routing stands until the same layer of the next step is asked for.
 class Replay {
  public:
-  Replay(const RoutingTrace& trace, const RowMap& rows, std::int64_t top_k, int ranks, std::int64_t layers)
+  Replay(const RoutingHistory& trace, const RowMap& rows, std::int64_t top_k, int ranks, std::int64_t layers)
       : trace_(trace), rows_(rows), top_k_(top_k), layers_(layers), held_(static_cast<std::size_t>(ranks * layers)) {}
 
   RoutingSource source(std::int64_t step, std::int64_t layer, int rank) {
@@ -87,7 +87,7 @@ class Replay {
   }
 
  private:
-  const RoutingTrace& trace_;
+  const RoutingHistory& trace_;
   const RowMap& rows_;
   std::int64_t top_k_, layers_;
   std::vector<Routing> held_;  // [ranks, layers]: no two ranks touch the same
@@ -101,17 +101,17 @@ void move_one_weight(ModelWeights& weights) {
 
 }  // namespace
 
-RoutingTrace::RoutingTrace(std::int64_t num_steps, std::int64_t num_layers)
+RoutingHistory::RoutingHistory(std::int64_t num_steps, std::int64_t num_layers)
     : num_steps_(num_steps), num_layers_(num_layers), experts_(static_cast<std::size_t>(num_steps * num_layers)) {}
 
-std::vector<std::int32_t>& RoutingTrace::at(std::int64_t step, std::int64_t layer) {
+std::vector<std::int32_t>& RoutingHistory::at(std::int64_t step, std::int64_t layer) {
   return experts_.at(static_cast<std::size_t>(step * num_layers_ + layer));
 }
-const std::vector<std::int32_t>& RoutingTrace::at(std::int64_t step, std::int64_t layer) const {
+const std::vector<std::int32_t>& RoutingHistory::at(std::int64_t step, std::int64_t layer) const {
   return experts_.at(static_cast<std::size_t>(step * num_layers_ + layer));
 }
 
-std::int64_t count_flips(const RoutingTrace& a, const RoutingTrace& b, std::int64_t step, std::int64_t layer,
+std::int64_t count_flips(const RoutingHistory& a, const RoutingHistory& b, std::int64_t step, std::int64_t layer,
                          std::int64_t top_k) {
   const auto &x = a.at(step, layer), &y = b.at(step, layer);
   ISOMER_CHECK(x.size() == y.size(), "step {}, layer {}: {} choices beside {}", step, layer, x.size(), y.size());
@@ -162,7 +162,7 @@ StudyResult TrainingStudy::run(const StudyRun& study) const {
   run.group.num_ranks = study.ranks;
   run.group.threads_per_rank = 1;
   const std::int64_t layers = config_.num_hidden_layers, top_k = config_.moe.num_experts_per_tok;
-  StudyResult result{.routing = RoutingTrace(settings_.steps, layers)};
+  StudyResult result{.routing = RoutingHistory(settings_.steps, layers)};
   const RowMap rows(study.layout, settings_, study.ranks);
   std::mutex mutex;
   run.routing_sink = [&](std::int64_t step, std::int64_t layer, int rank, const Routing& routing) {

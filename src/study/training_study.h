@@ -12,10 +12,10 @@ namespace isomer {
 
 /// Routing of a whole run by token, so that runs on other ranks can be compared and replayed: of step s and layer l the
 /// experts [seq·batch, top_k], best first, row = position·batch + sequence. Dense layers are empty.
-class RoutingTrace {
+class RoutingHistory {
  public:
-  RoutingTrace() = default;
-  RoutingTrace(std::int64_t num_steps, std::int64_t num_layers);
+  RoutingHistory() = default;
+  RoutingHistory(std::int64_t num_steps, std::int64_t num_layers);
   std::vector<std::int32_t>& at(std::int64_t step, std::int64_t layer);
   const std::vector<std::int32_t>& at(std::int64_t step, std::int64_t layer) const;
   std::int64_t num_steps() const { return num_steps_; }
@@ -28,21 +28,21 @@ class RoutingTrace {
 
 /// Tokens whose set of experts is not the same in both, at one step and layer. Throws a check's failure for traces of
 /// other shapes.
-std::int64_t count_flips(const RoutingTrace& a, const RoutingTrace& b, std::int64_t step, std::int64_t layer,
+std::int64_t count_flips(const RoutingHistory& a, const RoutingHistory& b, std::int64_t step, std::int64_t layer,
                          std::int64_t top_k);
 
 struct StudyRun {
   std::string layout = "explicit";
   int ranks = 1;
   std::uint64_t seed = 1;
-  const RoutingTrace* replay = nullptr;  // of another run on the same tokens
+  const RoutingHistory* replay = nullptr;  // of another run on the same tokens
   bool moves_one_weight = false;         // by one ulp, at the beginning
 };
 
 struct StudyResult {
   std::vector<double> losses;  // by step, nats a token
   std::vector<float> weights;  // float32 master weights at the end, flat
-  RoutingTrace routing;
+  RoutingHistory routing;
   double seconds = 0;  // wall
 };
 

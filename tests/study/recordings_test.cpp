@@ -139,7 +139,7 @@ TEST(TrainingStudy, OneRankOfLagaIsExplicitBitForBitAndAbsorbedIsNot) {
 
 TEST(TrainingStudy, RoutingIsReplayedByTokenOnOtherRanks) {
   const TrainingStudy study(true, 1);
-  RoutingTrace trace = study.run({.layout = "laga"}).routing;
+  RoutingHistory trace = study.run({.layout = "laga"}).routing;
   const std::int64_t rows = study.settings().seq * study.settings().batch,
                      top_k = study.config().moe.num_experts_per_tok;
   ASSERT_EQ(study.routed_layers(), (std::vector<std::int64_t>{1, 2}));
@@ -171,8 +171,8 @@ TEST(TrainingStudy, OneUlpChangesARun) {
   EXPECT_GE(parting.first_step, 1);
 }
 
-TEST(RoutingTrace, CountsTokensWhoseSetsDiffer) {
-  RoutingTrace a(1, 1), b(1, 1);
+TEST(RoutingHistory, CountsTokensWhoseSetsDiffer) {
+  RoutingHistory a(1, 1), b(1, 1);
   a.at(0, 0) = {0, 1, 2, 3, 4, 5};
   b.at(0, 0) = {1, 0, 2, 4, 4, 5};  // the same set in another order, another set, the same
   EXPECT_EQ(count_flips(a, b, 0, 0, 2), 1);
