@@ -172,9 +172,7 @@ StudyResult TrainingStudy::run(const StudyRun& study) const {
   std::optional<Replay> replay;
   if (study.replay != nullptr) {
     replay.emplace(*study.replay, rows, top_k, study.ranks, layers);
-    run.routing = [&](std::int64_t step, std::int64_t layer, int rank) {
-      return replay->source(step, layer, rank);
-    };
+    run.routing = [&](std::int64_t step, std::int64_t layer, int rank) { return replay->source(step, layer, rank); };
   }
   if (study.moves_one_weight) run.on_begin = move_one_weight;
   run.on_step = [&](const StepMetrics& m) {

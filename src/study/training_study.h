@@ -36,7 +36,7 @@ struct StudyRun {
   int ranks = 1;
   std::uint64_t seed = 1;
   const RoutingHistory* replay = nullptr;  // of another run on the same tokens
-  bool moves_one_weight = false;         // by one ulp, at the beginning
+  bool moves_one_weight = false;           // by one ulp, at the beginning
 };
 
 struct StudyResult {
