@@ -102,6 +102,7 @@ void add_claims(CLI::App& app, int& exit_code) {
   add("beyond", "what none of the papers has: latent-gather and latent-ring, beyond the number of heads", beyond_claims,
       "B1");
   add("helix", "Helix (arXiv 2507.07120): decoding with a sharded cache", helix_claims, "H5,H6");
+  add("tpla", "TPLA (arXiv 2508.15881): slices of the latent, as priced so far", tpla_claims, "T5,T6");
 }
 
 }  // namespace isomer

@@ -10,6 +10,7 @@ void add_plan(CLI::App& app, int& exit_code) {
   plan->require_subcommand(1);
   add_plan_decode(*plan, exit_code);
   add_plan_train(*plan, exit_code);
+  add_plan_block(*plan, exit_code);
   add_plan_fit(*plan, exit_code);
   add_plan_validate(*plan, exit_code);
 }

@@ -47,15 +47,15 @@ int devices_of(const TrainArguments& a, const Hardware& hardware) {
   return devices;
 }
 
-std::vector<std::string_view> schemes_of(const std::string& text) {
-  if (text == "all") return schemes_with_work();
+std::vector<std::string_view> schemes_of(const std::string& text, AttentionKind kind) {
+  if (text == "all") return schemes_with_work(kind);
   std::vector<std::string_view> chosen;
   std::stringstream list(text);
   for (std::string one; std::getline(list, one, ';');) {
-    const auto& known = schemes_with_work();
+    const auto& known = schemes_with_work(kind);
     const auto found = std::find(known.begin(), known.end(), one);
     if (found == known.end()) {
-      invalid_argument("--schemes '{}': priced are {}", one, fmt::join(known, ", "));
+      invalid_argument("--schemes '{}': priced are {}", one, fmt::join(known, "; "));
     }
     chosen.push_back(*found);
   }
@@ -70,7 +70,7 @@ TrainPlanOptions options_of(const TrainArguments& a) {
   if (a.optimizer == "bf16") o.problem.optimizer_bytes = 8;
   if (!a.memory.empty()) o.problem.memory_limit_bytes = parse_bytes("--memory", a.memory);
   o.devices = devices_of(a, o.hardware);
-  o.schemes = schemes_of(a.schemes);
+  o.schemes = schemes_of(a.schemes, o.problem.config.attention);
   o.assumptions.roofline = a.roofline;
   if (!a.link_latency.empty()) o.assumptions.link_latency_s = parse_seconds("--link-latency", a.link_latency);
   if (!a.link_bandwidth.empty()) {
@@ -139,7 +139,7 @@ void print_plan(const TrainPlan& plan) {
   fmt::print(
       "\nsent, saved: of one attention block and sequence, what a dry run of the scheme counts. Priced, not executed: "
       "TP,\n"
-      "EP, PP, ZeRO, recomputation and everything outside attention; nothing runs beside anything else "
+      "EP, PP, ZeRO, recompute=all and everything outside attention; nothing runs beside anything else "
       "(docs/planner.md).\n");
 }
 

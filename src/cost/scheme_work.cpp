@@ -1,191 +1,192 @@
 #include "cost/scheme_work.h"
 
-#include <fmt/ranges.h>
-
-#include <algorithm>
-
-#include "core/error.h"
 #include "cost/op_cost.h"
+#include "cost/scheme_memory.h"
+#include "cost/scheme_shape.h"
 
 namespace isomer {
 
 namespace {
 
 /// FLOPs an element of elementwise work takes; the kernels enter the same into their record.
-constexpr double kNormForward = 4, kNormBackward = 10, kRope = 3;
+constexpr double kNormForward = 4, kNormBackward = 10, kRope = 3, kMerge = 4, kScale = 2;
 
-/// What sets schemes apart.
-struct Kind {
-  std::string_view name;
-  bool absorbed = false;                      // attends in the latent space
-  bool rope_apart = false;                    // absorbed queries and rope queries are two tensors
-  bool gathers_latent = false;                // latent rows of all tokens stand on every rank
-  bool gathers_rope = false;                  // the rope key alone
-  int exchanges_forward, exchanges_backward;  // collectives
+/// Products of own tokens with projection weights, W_kv_b apart.
+double projection_flops(const SchemeShape& s) {
+  const double output = s.heads * s.value_head * s.hidden;
+  if (s.grouped_query) {
+    return 2 * s.own_rows * (s.query_width * s.hidden + 2 * s.kv_heads * s.key * s.hidden + output);
+  }
+  const double query = s.q_lora > 0 ? s.q_lora * s.hidden + s.query_width * s.q_lora : s.query_width * s.hidden;
+  return 2 * s.own_rows * (query + (s.latent + s.rope) * s.hidden + output);
+}
+
+double norm_elements(const SchemeShape& s) {
+  const double inner = s.grouped_query ? 0 : s.q_lora + (s.c.kv_a_layernorm ? s.latent : 0);
+  return s.own_rows * (s.hidden + inner);
+}
+
+/// Queries of all heads and one rope key; grouped-query: queries and keys whole.
+double rope_flops(const SchemeShape& s) {
+  return kRope * s.own_rows * s.rope * (s.heads + (s.grouped_query ? s.kv_heads : 1));
+}
+
+double bias_elements(const SchemeShape& s) {
+  if (!s.c.attention_bias) return 0;
+  if (s.grouped_query) {
+    const double output = s.c.model_type == "qwen2" ? 0 : s.hidden;  // Qwen2 has none on o_proj
+    return s.own_rows * (s.query_width + 2 * s.kv_heads * s.key + output);
+  }
+  return s.own_rows * (s.q_lora + s.latent + s.rope + s.hidden);
+}
+
+/// MiniCPM3 multiplies what a block adds by a constant.
+double residual_scale_flops(const SchemeShape& s) {
+  return s.c.residual_scale() != 1 ? kScale * s.own_rows * s.hidden : 0;
+}
+
+double seen_rows(const std::vector<KeyPart>& parts) {
+  double rows = 0;
+  for (const KeyPart& part : parts) rows += part.seeing_rows > 0 ? part.rows : 0;
+  return rows;
+}
+
+/// Rows × heads that meet W_UK and W_UV.
+struct UpProjected {
+  double forward = 0;  // before or between the core's forward
+  double built = 0;    // whose gradients the backward takes
+  double rebuilt = 0;  // once more in the backward, recomputation of the core apart
+  double in_core = 0;  // part of the core's forward, so done again where that is recomputed
 };
 
-const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> all = {
-      {.name = "explicit", .exchanges_forward = 4, .exchanges_backward = 4},
-      {.name = "explicit-shared-rope", .gathers_rope = true, .exchanges_forward = 5, .exchanges_backward = 5},
-      {.name = "absorbed", .absorbed = true, .gathers_latent = true, .exchanges_forward = 3, .exchanges_backward = 3},
-      {.name = "absorbed-two-product",
-       .absorbed = true,
-       .rope_apart = true,
-       .gathers_latent = true,
-       .exchanges_forward = 3,
-       .exchanges_backward = 3},
-      {.name = "laga", .gathers_latent = true, .exchanges_forward = 3, .exchanges_backward = 3}};
-  return all;
-}
-
-const Kind& kind_of(std::string_view scheme) {
-  const auto found = std::find_if(kinds().begin(), kinds().end(), [&](const Kind& k) { return k.name == scheme; });
-  if (found == kinds().end()) {
-    invalid_argument("scheme '{}' has no closed forms of its work; there are: {}", scheme,
-                     fmt::join(schemes_with_work(), ", "));
+UpProjected up_projected(const SchemeShape& s, const std::vector<KeyPart>& parts) {
+  if (s.grouped_query) return {};
+  if (s.rebuilds_blocks()) {
+    const double seen = seen_rows(parts) * s.own_heads;
+    if (s.keeps_built_keys) return {.forward = s.all_rows * s.own_heads, .built = seen};
+    return {.forward = seen, .built = seen, .rebuilt = seen, .in_core = seen};
   }
-  return *found;
+  const double once = s.gathers_latent ? s.group_rows * s.own_heads : s.own_rows * s.heads;
+  return {.forward = once, .built = once, .rebuilt = s.keys == KeptKeys::rebuilt ? once : 0};
 }
 
-/// Sizes of one rank, as they enter the forms.
-struct Sizes {
-  Sizes(const ModelConfig& config, const TokenShards& shards, int rank)
-      : c(config),
-        t(static_cast<double>(shards.rows(rank))),
-        S(static_cast<double>(shards.total_rows())),
-        hp(static_cast<double>(config.num_attention_heads) / shards.num_ranks()),
-        others(shards.num_ranks() - 1) {}
-
-  const ModelConfig& c;
-  double t, S, hp, others;  // own rows, all rows, own heads, P − 1
-  double D = static_cast<double>(c.hidden_size), h = static_cast<double>(c.num_attention_heads);
-  double d = static_cast<double>(c.kv_lora_rank), r = static_cast<double>(c.qk_rope_head_dim);
-  double n = static_cast<double>(c.qk_nope_head_dim), v = static_cast<double>(c.v_head_dim);
-  double q_lora = static_cast<double>(c.q_lora_rank);
-  double query = h * (n + r);
-
-  double query_weights() const { return q_lora > 0 ? q_lora * D + query * q_lora : query * D; }
-  double latent_norm() const { return c.kv_a_layernorm ? 1 : 0; }
-};
-
-/// Products of activations with projection weights of own tokens, W_kv_b apart: the same for every scheme.
-double projection_flops(const Sizes& s) { return 2 * s.t * (s.query_weights() + (s.d + s.r) * s.D + s.h * s.v * s.D); }
-
-double norm_elements(const Sizes& s) { return s.t * (s.D + s.q_lora + s.latent_norm() * s.d); }
-
-double rope_flops(const Sizes& s) { return kRope * s.t * (s.r + s.h * s.r); }
-
-double bias_elements(const Sizes& s) {
-  return s.c.attention_bias ? s.t * ((s.q_lora > 0 ? s.q_lora : 0) + s.d + s.r + s.D) : 0;
+double up_projection_flops(const SchemeShape& s, double rows_times_heads) {
+  return 2 * rows_times_heads * (s.nope + s.value_head) * s.latent;
 }
 
-/// Products with W_UK and W_UV, once over.
-double up_projection_flops(const Kind& kind, const Sizes& s) {
-  const double rows_times_heads = kind.gathers_latent ? s.S * s.hp : s.t * s.h;
-  return 2 * rows_times_heads * (s.n + s.v) * s.d;
+double core_flops(const SchemeShape& s, bool backward) {
+  const auto heads = static_cast<std::int64_t>(s.own_heads), key = static_cast<std::int64_t>(s.key),
+             value = static_cast<std::int64_t>(s.value);
+  return backward ? attention_backward_cost(heads, s.pairs(), key, value, 0).flops
+                  : attention_forward_cost(heads, s.pairs(), key, value, 0).flops;
 }
 
-OpCost attention_cost(const Kind& kind, const Sizes& s, const TokenShards& tokens, bool backward) {
-  const std::int64_t pairs = tokens.batch * causal_pairs(0, tokens.seq, 0, tokens.seq);
-  const auto heads = static_cast<std::int64_t>(s.hp);
-  const SchemeCore core = scheme_core(kind.name, s.c, tokens, 0);
-  const std::int64_t key = core.key_width, value = core.value_width;
-  return backward ? attention_backward_cost(heads, pairs, key, value, 0)
-                  : attention_forward_cost(heads, pairs, key, value, 0);
+/// Every part but the first is merged into the result.
+double merge_flops(const SchemeShape& s, const std::vector<KeyPart>& parts) {
+  double rows = 0;
+  for (std::size_t i = 1; i < parts.size(); ++i) rows += parts[i].seeing_rows;
+  return kMerge * rows * s.own_heads * s.value;
 }
 
-double forward_flops(const Kind& kind, const Sizes& s, const TokenShards& tokens) {
-  return projection_flops(s) + up_projection_flops(kind, s) + attention_cost(kind, s, tokens, false).flops +
-         kNormForward * norm_elements(s) + rope_flops(s) + bias_elements(s) + s.t * s.D;  // the residual
-}
-
-double backward_flops(const Kind& kind, const Sizes& s, const TokenShards& tokens) {
-  double flops = 2 * projection_flops(s) + 2 * up_projection_flops(kind, s) +
-                 attention_cost(kind, s, tokens, true).flops + kNormForward * s.t * s.D +
-                 kNormBackward * norm_elements(s) + rope_flops(s) + bias_elements(s);
-  // Gradients of the latent meet: of keys and values in the absorbed form, else of the rope key over heads.
-  if (kind.absorbed) {
-    flops += s.S * s.d;
-  } else {
-    flops += (kind.gathers_latent || kind.gathers_rope ? s.S * s.hp : s.t * s.h) * s.r;
+/// Sums of gradients that meet after the core: over heads, over KV heads' copies, over ranks and round the ring.
+double sum_flops(const SchemeShape& s) {
+  double flops = 0;
+  if (s.is_absorbed()) {
+    flops += s.group_rows * s.latent;  // the latent's, as keys and as values
+  } else if (s.grouped_query) {
+    if (s.kv_copies > 1) flops += 2 * s.own_rows * s.kv_heads * s.kv_copies * s.key;
+  } else if (!s.rebuilds_blocks() && !(s.gathers_latent && s.writes_in_place())) {
+    const bool by_group = s.gathers_latent || s.gathers_rope;
+    flops += (by_group ? s.group_rows * s.own_heads : s.own_rows * s.heads) * s.rope;
   }
-  if (kind.gathers_latent) flops += s.others * s.t * (s.d + s.r);  // sums of the reduce-scatter, in rank order
-  if (kind.gathers_rope) flops += s.others * s.t * s.r;
+  // Sums of a reduce-scatter, in rank order.
+  if (s.gathers_latent) flops += (s.inner - 1) * s.own_rows * (s.latent + s.rope);
+  if (s.gathers_rope) flops += (s.inner - 1) * s.own_rows * s.rope;
+  if (s.gathers_outside) flops += (s.groups - 1) * s.own_rows * (s.latent + s.rope);
+  if (s.passing > 0 && s.groups > 1) flops += (s.all_rows - s.rows_of(s.group_at(1))) * s.passing_width();
   return flops;
 }
 
-/// Elements in the activations' dtype and float32 ones.
-struct Elements {
-  double activations = 0, statistics = 0;
-  std::int64_t bytes(DType dtype) const {
-    const double statistic = dtype == DType::f64 ? 8 : 4;
-    return static_cast<std::int64_t>(activations * static_cast<double>(size_of(dtype)) + statistics * statistic);
-  }
+struct Flops {
+  double forward = 0, backward = 0;
 };
 
-/// What the core reads and gives, saved: q, k, v or their absorbed forms, output and log-sum-exp.
-Elements saved_by_core(const Kind& kind, const Sizes& s) {
-  const double rows = s.S * s.hp;
-  const double absorbed_width = s.d + (kind.rope_apart ? 0 : s.r);
-  Elements e{.statistics = rows};
-  e.activations = rows * (kind.absorbed ? (s.n + s.r) + absorbed_width + s.d : 2 * (s.n + s.r) + 2 * s.v);
-  e.activations += (kind.gathers_latent ? s.S : s.t) * (s.d + s.r);
-  return e;
+Flops flops_of(const SchemeShape& s, const std::vector<KeyPart>& parts) {
+  const UpProjected up = up_projected(s, parts);
+  const double core = core_flops(s, false) + merge_flops(s, parts), projections = projection_flops(s);
+  Flops flops;
+  flops.forward = projections + up_projection_flops(s, up.forward) + core + kNormForward * norm_elements(s) +
+                  rope_flops(s) + bias_elements(s) + residual_scale_flops(s) + s.own_rows * s.hidden;  // the residual
+  flops.backward = 2 * projections + up_projection_flops(s, 2 * up.built + up.rebuilt) + core_flops(s, true) +
+                   kNormForward * s.own_rows * s.hidden + kNormBackward * norm_elements(s) + rope_flops(s) +
+                   bias_elements(s) + residual_scale_flops(s) + sum_flops(s);
+  if (s.recomputes_attention) flops.backward += core + up_projection_flops(s, up.in_core);
+  if (s.recomputes_block) flops.backward += flops.forward;
+  return flops;
 }
 
-Elements saved_by_projections(const Sizes& s) {
-  return {.activations = s.t * (s.D + 2 * s.q_lora + s.latent_norm() * s.d),
-          .statistics = s.t * (1 + (s.q_lora > 0 ? 1 : 0) + s.latent_norm())};
-}
-
-Elements core_gradients(const Kind& kind, const Sizes& s) {
-  const double rows = s.S * s.hp;
-  if (!kind.absorbed) return {.activations = rows * (2 * (s.n + s.r) + 2 * s.v)};  // dO, dq, dk, dv
-  return {.activations = rows * (s.d + (s.d + s.r)), .statistics = s.S * ((s.d + s.r) + s.d)};
+void count_messages(const SchemeShape& s, SchemeWork& work) {
+  const int inner = s.layout.inner_ranks - 1, outer = s.layout.outer_groups - 1;
+  const int inside = inner > 0 ? s.exchanges : 0, outside = s.gathers_outside && outer > 0 ? 1 : 0;
+  work.exchanges_forward = work.exchanges_backward = inside + outside;
+  work.passes_forward = s.passing * outer;
+  work.passes_backward = 2 * s.passing * outer;  // blocks, and sums behind them
+  if (s.recomputes_attention) work.passes_backward += work.passes_forward;
+  if (s.recomputes_block) {
+    work.exchanges_backward += work.exchanges_forward;
+    work.passes_backward += work.passes_forward;
+  }
+  const int again = s.recomputes_block ? 3 : 2;
+  work.messages = again * (inside * inner + outside * outer) + work.passes_forward + work.passes_backward;
 }
 
 }  // namespace
 
-const std::vector<std::string_view>& schemes_with_work() {
-  static const std::vector<std::string_view> names = [] {
-    std::vector<std::string_view> list;
-    for (const Kind& kind : kinds()) list.push_back(kind.name);
-    return list;
-  }();
-  return names;
+const std::vector<std::string_view>& schemes_with_work(AttentionKind kind) {
+  static const std::vector<std::string_view> latent = {"explicit",
+                                                       "explicit-shared-rope",
+                                                       "absorbed",
+                                                       "absorbed-two-product",
+                                                       "laga",
+                                                       "laga,kv=strided",
+                                                       "laga,kv=rebuild",
+                                                       "ring",
+                                                       "latent-gather",
+                                                       "latent-ring",
+                                                       "explicit,ring",
+                                                       "laga,ring",
+                                                       "laga,latent-ring"};
+  static const std::vector<std::string_view> grouped_query = {"explicit", "ring", "explicit,ring"};
+  return kind == AttentionKind::mla ? latent : grouped_query;
 }
 
-SchemeWork scheme_work(std::string_view scheme, const ModelConfig& config, const TokenShards& tokens, DType activations,
-                       int rank) {
-  const Kind& kind = kind_of(scheme);
-  const Sizes s(config, tokens, rank);
-  const Elements core = saved_by_core(kind, s), projections = saved_by_projections(s),
-                 gradients = core_gradients(kind, s);
-  const Elements output_input{.activations = s.t * s.h * s.v};  // of W_o; gone before the core's backward
-  const Elements dy{.activations = s.t * s.D};
-  SchemeWork work{.flops_forward = forward_flops(kind, s, tokens), .flops_backward = backward_flops(kind, s, tokens)};
-  const bool alone = tokens.num_ranks() == 1;
-  work.exchanges_forward = alone ? 0 : kind.exchanges_forward;
-  work.exchanges_backward = alone ? 0 : kind.exchanges_backward;
-  work.messages = (tokens.num_ranks() - 1) * (kind.exchanges_forward + kind.exchanges_backward);
-  work.saved_bytes = core.bytes(activations) + projections.bytes(activations) + output_input.bytes(activations);
-  work.core_backward_bytes =
-      core.bytes(activations) + projections.bytes(activations) + gradients.bytes(activations) + dy.bytes(activations);
+SchemeWork scheme_work(const SchemeCase& block, int rank) {
+  const SchemeShape s(block, rank);
+  const auto parts = s.rebuilds_blocks() || s.groups > 1 ? key_parts(s) : std::vector<KeyPart>{};
+  const Flops flops = flops_of(s, parts);
+  SchemeWork work{.flops_forward = flops.forward, .flops_backward = flops.backward};
+  count_messages(s, work);
+  work.saved_bytes = saved_bytes(s);
+  work.core_backward_bytes = core_backward_bytes(s);
   return work;
 }
 
-SchemeCore scheme_core(std::string_view scheme, const ModelConfig& config, const TokenShards& tokens, int rank) {
-  const Kind& kind = kind_of(scheme);
-  SchemeCore core{.absorbed = kind.absorbed,
-                  .key_width = kind.absorbed ? config.latent_width() : config.qk_head_dim(),
-                  .value_width = kind.absorbed ? config.kv_lora_rank : config.v_head_dim,
-                  .up_projected_rows = tokens.rows(rank),
-                  .up_projected_heads = config.num_attention_heads};
-  if (kind.gathers_latent) {
-    core.up_projected_rows = tokens.total_rows();
-    core.up_projected_heads /= tokens.num_ranks();
-  }
+SchemeCore scheme_core(const SchemeCase& block, int rank) {
+  const SchemeShape s(block, rank);
+  const auto parts = s.rebuilds_blocks() ? key_parts(s) : std::vector<KeyPart>{};
+  const UpProjected up = up_projected(s, parts);
+  SchemeCore core{.absorbed = s.is_absorbed(),
+                  .heads = static_cast<std::int64_t>(s.own_heads),
+                  .kv_heads = s.is_absorbed() ? 1 : static_cast<std::int64_t>(s.own_kv_heads),
+                  .key_width = static_cast<std::int64_t>(s.key),
+                  .value_width = static_cast<std::int64_t>(s.value)};
+  const std::int64_t whole = s.tokens.batch * causal_pairs(0, s.tokens.seq, 0, s.tokens.seq);
+  core.share_of_pairs = static_cast<double>(s.pairs()) / static_cast<double>(whole);
+  const bool own_heads = s.gathers_latent || s.rebuilds_blocks();
+  core.up_projected_heads = static_cast<std::int64_t>(own_heads ? s.own_heads : s.heads);
+  core.up_projected = up.forward;
+  core.up_projected_again = up.rebuilt;
+  core.up_projected_in_core = up.in_core;
   return core;
 }
 

@@ -88,7 +88,7 @@ void choose(TrainPlan& plan) {
     const TrainLayout& layout = plan.layouts[point.layout];
     const bool seen = std::any_of(plan.by_scheme.begin(), plan.by_scheme.end(),
                                   [&](const TrainChoice& c) { return c.scheme == layout.scheme; });
-    if (layout.sp > 1 && !seen) plan.by_scheme.push_back(explain(plan, point));
+    if (layout.sequence_ranks() > 1 && !seen) plan.by_scheme.push_back(explain(plan, point));
   }
   if (plan.best.size() < 2) return;
   const auto ours = shares_of(plan.best[0].time), theirs = shares_of(plan.best[1].time);
@@ -108,7 +108,7 @@ void study(TrainPlan& plan) {
     double best = 0;
     for (const TrainPoint& point : plan.points) {  // what fits does not depend on the links
       const TrainLayout& layout = plan.layouts[point.layout];
-      if (layout.sp == 1 || layout.scheme != scheme) continue;
+      if (layout.sequence_ranks() == 1 || layout.scheme != scheme) continue;
       const double step = train_step_time(plan.options.problem, hardware, layout).total();
       if (best == 0 || step < best) best = step;
     }
@@ -135,14 +135,8 @@ void study(TrainPlan& plan) {
 TrainPlan plan_train(TrainPlanOptions options) {
   TrainPlan plan{.options = std::move(options)};
   TrainPlanOptions& o = plan.options;
-  if (o.problem.config.attention != AttentionKind::mla) {
-    invalid_argument(
-        "--model {}: its attention is grouped-query; the training schemes have closed forms for latent "
-        "attention (MLA) models",
-        o.problem.config.name);
-  }
   if (o.devices < 1) invalid_argument("{} devices: at least 1 trains", o.devices);
-  if (o.schemes.empty()) o.schemes = schemes_with_work();
+  if (o.schemes.empty()) o.schemes = schemes_with_work(o.problem.config.attention);
   plan.assumed = with_assumptions(o.hardware, o.assumptions);
   o.progress("searching");
   plan.layouts = enumerate_train_layouts(o.problem.config, o.devices, o.schemes);
@@ -161,6 +155,7 @@ nlohmann::json json_of(const TrainChoice& c) {
   return {{"layout", to_string(c.layout)},
           {"scheme", c.scheme},
           {"sp", c.layout.sp},
+          {"groups", c.layout.groups},
           {"tp", c.layout.tp},
           {"pp", c.layout.pp},
           {"dp", c.layout.dp},

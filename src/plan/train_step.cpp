@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/train_parameters.h"
+#include "sharding/sequence_layout.h"
 
 namespace isomer {
 
@@ -14,8 +15,14 @@ constexpr double kActivationBytes = 2, kWeightBytes = 2, kGradientBytes = 4;
 ModelConfig columns_of(const TrainProblem& problem, const TrainLayout& layout) {
   ModelConfig config = problem.config;
   config.num_attention_heads /= layout.tp;
-  config.num_key_value_heads = config.num_attention_heads;
+  config.num_key_value_heads =
+      config.attention == AttentionKind::gqa ? config.num_key_value_heads / layout.tp : config.num_attention_heads;
   return config;
+}
+
+TrainLayout without_recomputation(TrainLayout layout) {
+  layout.recompute = TrainRecompute::none;
+  return layout;
 }
 
 /// Prices what one device does for one sequence.
@@ -26,32 +33,45 @@ class Pricer {
         hw_(hardware),
         l_(layout),
         c_(columns_of(problem, layout)),
-        tokens_{problem.seq, 1, layout.sp},
-        own_(tokens_.rows(0)),
-        attention_(train_attention(problem, layout)),
-        core_(scheme_core(layout.scheme, c_, tokens_, 0)) {}
+        gqa_(c_.attention == AttentionKind::gqa),
+        sequence_(sequence_part(without_recomputation(layout))),
+        own_(token_shards_of(sequence_, problem.seq, 1).rows(0)),
+        attention_(train_attention(problem, without_recomputation(layout))),
+        core_(scheme_core({sequence_, c_, problem.seq, 1, problem.activations}, 0)) {}
+
+  /// One attention block, forward and backward.
+  TrainTime block() const {
+    const SchemeWork& work = attention_.work;
+    const SchemeBytes& sent = attention_.sent;
+    const double core_forward = core_seconds(), projections = projection_seconds();
+    const double exchanges_forward = exchange_seconds(sent.forward - sent.forward_passed, work.exchanges_forward);
+    const double passes_forward = pass_seconds(sent.forward_passed, work.passes_forward);
+    TrainTime time;
+    time.core = core_forward * (1 + core_backward_ratio());
+    // Forward, two products each in the backward, and keys and values rebuilt there.
+    time.projections = 3 * projections + up_projection_seconds(core_.up_projected_again);
+    time.sp_links = exchanges_forward + passes_forward +
+                    exchange_seconds(sent.backward - sent.backward_passed, work.exchanges_backward) +
+                    pass_seconds(sent.backward_passed, work.passes_backward);
+    if (l_.recompute == TrainRecompute::attention) {
+      time.recompute = core_forward + up_projection_seconds(core_.up_projected_in_core) + passes_forward;
+    } else if (l_.recompute != TrainRecompute::none) {
+      time.recompute = core_forward + projections + exchanges_forward + passes_forward;
+    }
+    return time;
+  }
 
   /// One sequence through all layers of a stage, forward and backward.
   TrainTime sequence() const {
     const StageLayers stage = stage_layers(p_.config, l_.pp);
     const auto dense = static_cast<double>(stage.dense), moe = static_cast<double>(stage.moe), layers = dense + moe;
-    const SchemeWork& work = attention_.work;
-    const double core_forward = core_seconds(), projections = projection_seconds();
-    const double core_ratio = core_backward_ratio();
-    TrainTime time;
-    time.core = layers * core_forward * (1 + core_ratio);
-    time.projections = layers * 3 * projections;  // forward, and two products each in the backward
-    time.sp_links = layers * (scheme_links(attention_.sent.forward, work.exchanges_forward) +
-                              scheme_links(attention_.sent.backward, work.exchanges_backward));
+    TrainTime time = block();
+    for (double* part : {&time.core, &time.projections, &time.sp_links, &time.recompute}) *part *= layers;
     const double ffn_forward = dense * dense_seconds() + moe * moe_seconds();
     time.ffn = 3 * ffn_forward;
     time.tp_links = layers * 4 * tp_seconds();  // after attention and FFN, forward and backward
     time.ep_links = moe * 4 * ep_seconds();     // dispatch and combine, forward and backward
-    if (l_.recompute != Recompute::none) {
-      time.recompute =
-          layers * (core_forward + projections + scheme_links(attention_.sent.forward, work.exchanges_forward));
-    }
-    if (l_.recompute == Recompute::all) {
+    if (l_.recompute == TrainRecompute::all) {
       time.recompute += ffn_forward + layers * 2 * tp_seconds() + moe * 2 * ep_seconds();
     }
     time.head = 3 * gemm(own_, p_.config.vocab_size / l_.tp, p_.config.hidden_size);
@@ -62,7 +82,7 @@ class Pricer {
   /// Once a step: sums of gradients, ZeRO-3's gathers, the optimiser.
   void once(TrainTime& time, double sequences) const {
     const TrainParameters params = train_parameters(p_.config, l_);
-    const int replicas = l_.sp * l_.dp, expert_replicas = replicas / l_.ep;
+    const int replicas = l_.sequence_ranks() * l_.dp, expert_replicas = replicas / l_.ep;
     const OperationKind sum = l_.zero == 3 ? OperationKind::reduce_scatter : OperationKind::all_reduce;
     time.gradient_links = collective(sum, kGradientBytes * params.shared, replicas, l_.devices()) +
                           collective(sum, kGradientBytes * params.experts, expert_replicas, l_.devices());
@@ -86,8 +106,10 @@ class Pricer {
   double gemm(std::int64_t m, std::int64_t n, std::int64_t k) const {
     Operation op{.kind = OperationKind::gemm, .m = m, .n = n, .k = k};
     op.compute = p_.compute;
+    if (is_f32()) op.storage = Precision::f32;
     return seconds_of(hw_, op);
   }
+  bool is_f32() const { return p_.activations == DType::f32; }
   double collective(OperationKind kind, double bytes, int devices, int span) const {
     Operation op{.kind = kind};
     op.bytes = bytes;
@@ -97,38 +119,58 @@ class Pricer {
   }
 
   double core_seconds() const {
-    Operation op{.kind = OperationKind::prefill_mla};
+    Operation op{.kind = gqa_ ? OperationKind::prefill_gqa : OperationKind::prefill_mla};
     op.batch = 1;
-    op.heads = c_.num_attention_heads / l_.sp;
-    op.kv_heads = core_.absorbed ? 1 : op.heads;
+    op.heads = core_.heads;
+    op.kv_heads = core_.kv_heads;
     op.context = p_.seq;
     op.head_dim = core_.key_width;
     op.value_dim = core_.value_width;
-    return seconds_of(hw_, op);
+    if (is_f32()) op.compute = op.storage = Precision::f32;
+    return seconds_of(hw_, op) * core_.share_of_pairs;
   }
   double core_backward_ratio() const {
     const auto key = static_cast<double>(core_.key_width), value = static_cast<double>(core_.value_width);
     return (3 * key + 2 * value) / (key + value);
   }
   double projection_seconds() const {
-    const std::int64_t D = c_.hidden_size, q = c_.num_attention_heads * c_.qk_head_dim();
-    double seconds =
-        c_.q_lora_rank > 0 ? gemm(own_, c_.q_lora_rank, D) + gemm(own_, q, c_.q_lora_rank) : gemm(own_, q, D);
-    seconds += gemm(own_, c_.latent_width(), D) + gemm(own_, D, c_.num_attention_heads * c_.v_head_dim);
-    const std::int64_t width = core_.up_projected_heads * (c_.qk_nope_head_dim + c_.v_head_dim);
-    seconds += gemm(core_.up_projected_rows, width, c_.kv_lora_rank);
+    const std::int64_t D = c_.hidden_size, q = c_.num_attention_heads * (gqa_ ? c_.head_dim : c_.qk_head_dim());
+    double seconds = gemm(own_, D, c_.num_attention_heads * c_.value_head_dim());
+    if (gqa_) {
+      seconds += gemm(own_, q + 2 * c_.num_key_value_heads * c_.head_dim, D);
+    } else {
+      seconds += c_.q_lora_rank > 0 ? gemm(own_, c_.q_lora_rank, D) + gemm(own_, q, c_.q_lora_rank) : gemm(own_, q, D);
+      seconds += gemm(own_, c_.latent_width(), D) + up_projection_seconds(core_.up_projected);
+    }
     Operation norms{.kind = OperationKind::elementwise};
-    norms.bytes = kActivationBytes * static_cast<double>(own_ * (4 * D + 4 * c_.q_lora_rank + 2 * q));
+    norms.bytes =
+        static_cast<double>(size_of(p_.activations)) * static_cast<double>(own_ * (4 * D + 4 * c_.q_lora_rank + 2 * q));
     return seconds + seconds_of(hw_, norms);
   }
+  double up_projection_seconds(double rows_times_heads) const {
+    if (rows_times_heads == 0) return 0;
+    const std::int64_t heads = core_.up_projected_heads, width = heads * (c_.qk_nope_head_dim + c_.v_head_dim);
+    const auto rows = static_cast<std::int64_t>(rows_times_heads / static_cast<double>(heads));
+    return gemm(std::max<std::int64_t>(1, rows), width, c_.kv_lora_rank);
+  }
   /// A scheme's exchanges of one direction; what they send in all is scheme_bytes', divided evenly among them.
-  double scheme_links(std::int64_t sent, int exchanges) const {
+  double exchange_seconds(std::int64_t sent, int exchanges) const {
     if (exchanges == 0) return 0;
     Operation op{.kind = OperationKind::all_to_all};
     op.devices = l_.sp;
     op.span = l_.sp * l_.tp;  // TP devices are the nearest neighbours
     op.bytes = static_cast<double>(sent) / exchanges * l_.sp / (l_.sp - 1.0);
     op.count = exchanges;
+    return seconds_of(hw_, op);
+  }
+  /// Tensors that pass round, one at a time; the next group is as far as the sequence's ranks reach.
+  double pass_seconds(std::int64_t sent, int passes) const {
+    if (passes == 0) return 0;
+    Operation op{.kind = OperationKind::send_receive};
+    op.devices = 2;
+    op.span = l_.sequence_ranks() * l_.tp;
+    op.bytes = static_cast<double>(sent) / passes;
+    op.count = passes;
     return seconds_of(hw_, op);
   }
   double dense_seconds() const {
@@ -163,14 +205,15 @@ class Pricer {
     return collective(OperationKind::all_to_all, hidden_bytes() * visits * l_.ep / (l_.ep - 1.0), l_.ep, l_.ep * l_.tp);
   }
   double boundary_seconds() const {
-    return collective(OperationKind::send_receive, hidden_bytes(), 2, 2 * l_.sp * l_.tp);
+    return collective(OperationKind::send_receive, hidden_bytes(), 2, 2 * l_.sequence_ranks() * l_.tp);
   }
 
   const TrainProblem& p_;
   const Hardware& hw_;
   const TrainLayout& l_;
   ModelConfig c_;
-  TokenShards tokens_;
+  bool gqa_;
+  Layout sequence_;  // without recomputation
   std::int64_t own_;
   TrainAttention attention_;
   SchemeCore core_;
@@ -190,10 +233,9 @@ double ffn_saved_bytes(const TrainProblem& problem, const TrainLayout& layout, b
 
 TrainAttention train_attention(const TrainProblem& problem, const TrainLayout& layout, int rank) {
   const ModelConfig config = columns_of(problem, layout);
-  const TokenShards tokens{problem.seq, 1, layout.sp};
-  const Layout sequence{{LayoutAxis{.name = std::string(layout.scheme), .size = layout.sp}}};
-  return {scheme_bytes_sent({sequence, config, problem.seq, 1, DType::bf16}, rank),
-          scheme_work(layout.scheme, config, tokens, DType::bf16, rank)};
+  const Layout sequence = sequence_part(layout);
+  const SchemeCase block{sequence, config, problem.seq, 1, problem.activations};
+  return {scheme_bytes_sent(block, rank), scheme_work(block, rank)};
 }
 
 double TrainTime::total() const {
@@ -231,9 +273,13 @@ TrainTime train_step_time(const TrainProblem& problem, const Hardware& hardware,
   return time;
 }
 
+TrainTime attention_block_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout) {
+  return Pricer(problem, hardware, layout).block();
+}
+
 TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout) {
   const TrainParameters params = train_parameters(problem.config, layout);
-  const double replicas = layout.sp * layout.dp, expert_replicas = replicas / layout.ep;
+  const double replicas = layout.sequence_ranks() * layout.dp, expert_replicas = replicas / layout.ep;
   const auto cut = [&](bool cut_over) {
     return cut_over ? params.shared / replicas + params.experts / expert_replicas : params.shared + params.experts;
   };
@@ -244,21 +290,19 @@ TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, 
 
   const StageLayers stage = stage_layers(problem.config, layout.pp);
   const auto dense = static_cast<double>(stage.dense), moe = static_cast<double>(stage.moe);
-  const auto own = static_cast<double>(TokenShards{problem.seq, 1, layout.sp}.rows(0));
-  const double hidden = kActivationBytes * own * static_cast<double>(problem.config.hidden_size);
+  const auto own = static_cast<double>(token_shards_of(sequence_part(layout), problem.seq, 1).rows(0));
   const SchemeWork work = train_attention(problem, layout).work;
   const double dense_ffn = ffn_saved_bytes(problem, layout, false, own);
   const double moe_ffn = ffn_saved_bytes(problem, layout, true, own);
-  const double attention_saved = layout.recompute == Recompute::none ? static_cast<double>(work.saved_bytes) : hidden;
-  const double ffn_saved = layout.recompute == Recompute::all ? 0 : dense * dense_ffn + moe * moe_ffn;
+  const auto attention_saved = static_cast<double>(work.saved_bytes);
+  const double ffn_saved = layout.recompute == TrainRecompute::all ? 0 : dense * dense_ffn + moe * moe_ffn;
   // One forward, one backward: stage 0 holds as many sequences as there are stages.
   const double under_way = std::min<double>(layout.pp, static_cast<double>(problem.batch) / layout.dp);
   memory.saved = under_way * ((dense + moe) * attention_saved + ffn_saved);
   // The larger of the attention's backward and the FFN's, whose gradients mirror what it saved.
-  const double attention_extra = static_cast<double>(
-      layout.recompute == Recompute::none ? work.core_backward_bytes - work.saved_bytes : work.core_backward_bytes);
+  const auto attention_extra = static_cast<double>(work.core_backward_bytes - work.saved_bytes);
   const double ffn = moe > 0 ? moe_ffn : dense_ffn;
-  memory.transient = std::max(attention_extra, layout.recompute == Recompute::all ? 2 * ffn : ffn);
+  memory.transient = std::max(attention_extra, layout.recompute == TrainRecompute::all ? 2 * ffn : ffn);
   if (layout.zero == 3) {
     memory.transient += (kWeightBytes + kGradientBytes) * (params.layer_shared + params.layer_experts);
   }
@@ -270,8 +314,8 @@ TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, 
 double model_flops_utilisation(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout,
                                double step_s) {
   const ModelConfig& c = problem.config;
-  const TokenShards whole{problem.seq, 1, 1};
-  const SchemeWork attention = scheme_work("explicit", c, whole, DType::bf16, 0);
+  const Layout alone = parse_layout("explicit:1");
+  const SchemeWork attention = scheme_work({alone, c, problem.seq, 1, DType::bf16}, 0);
   const StageLayers layers = stage_layers(c, 1);
   const auto tokens = static_cast<double>(problem.seq), D = static_cast<double>(c.hidden_size);
   const double dense = 6 * tokens * 3 * D * static_cast<double>(c.intermediate_size);

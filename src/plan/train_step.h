@@ -18,12 +18,14 @@ struct TrainProblem {
   std::int64_t seq = 0;
   std::int64_t batch = 64;              // sequences a step; one at a time through a pipeline
   Precision compute = Precision::bf16;  // of matrix products
+  DType activations = DType::bf16;      // of the attention block; f32 with compute f32 for machines that train so
   double optimizer_bytes = 12;          // a parameter: master weight and two moments in float32
   double memory_limit_bytes = 0;        // 0: the description's
   double reserved_share = 0.05;
 };
 
-/// What a dry run of the scheme counts for one attention block of this layout (heads / TP, one sequence).
+/// What a dry run of the scheme counts for one attention block of this layout (heads / TP, one sequence), its
+/// recomputation included.
 struct TrainAttention {
   SchemeBytes sent;
   SchemeWork work;
@@ -49,6 +51,8 @@ struct TrainMemory {
 };
 
 TrainTime train_step_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
+/// One attention block alone, forward and backward: core, projections, exchanges of the scheme, recomputation.
+TrainTime attention_block_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
 TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
 
 /// FLOPs of a step that the model needs, recomputation apart, over the peak of all devices.

@@ -91,6 +91,8 @@ ClaimsReport laga_claims(const ClaimsOptions& options);
 ClaimsReport beyond_claims(const ClaimsOptions& options);
 /// The claims of Helix (arXiv 2507.07120): those that a planner can look at; others say that they wait.
 ClaimsReport helix_claims(const ClaimsOptions& options);
+/// The claims of TPLA (arXiv 2508.15881): speeds as priced; the others say that they wait.
+ClaimsReport tpla_claims(const ClaimsOptions& options);
 
 /// The JSON twin of the printed report.
 nlohmann::json to_json(const ClaimsReport& report);
