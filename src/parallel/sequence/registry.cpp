@@ -129,28 +129,6 @@ std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_rank
   std::vector<Layout> layouts;
   for (const Entry& entry : entries(config.attention)) layouts.push_back(parse_layout(entry.name));
   const int inner = largest_inner(config.num_attention_heads, num_ranks);
-  const std::string alone = fmt::format("ring:{}", num_ranks);
-  if (config.attention != AttentionKind::mla) {
-    return inner == 1 ? alone : fmt::format("explicit:{},ring:{}, {}", inner, num_ranks / inner, alone);
-  }
-  const std::string latent = fmt::format("{}, latent-gather:{}, latent-ring:{}", alone, num_ranks, num_ranks);
-  return inner == 1 ? latent : fmt::format("laga:{},ring:{}, {}", inner, num_ranks / inner, latent);
-}
-
-/// Schemes that see keys part by part.
-bool merges_parts(const SequenceLayout& axes) { return keeps_all_heads(axes.scheme) || axes.outer_groups > 1; }
-
-}  // namespace
-
-std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_ranks) {
-  std::vector<Layout> layouts;
-  for (const Entry& entry : entries(config.attention)) layouts.push_back(parse_layout(entry.name));
-  const auto other_kind = config.attention == AttentionKind::mla ? AttentionKind::gqa : AttentionKind::mla;
-  for (const Entry& entry : entries(other_kind)) {  // reported as omitted, with the reason
-    Layout layout = parse_layout(entry.name);
-    if (is_for_other_attention(layout, config.attention)) layouts.push_back(std::move(layout));
-  }
-  const int inner = largest_inner(config.num_attention_heads, num_ranks);
   for (const std::string_view outer : {"ring", "latent-ring"}) {
     for (const Entry& entry : entries(config.attention)) {
       if (inner == 1) break;
