@@ -108,13 +108,13 @@ void write_json(const TrainArguments& a, const TrainRun& run, const TrainResult&
 }
 
 void check_resume(const CLI::App& command) {
-  for (const char* option : {"--config",        "--data",         "--tokenizer",      "--out",
-                             "--steps",         "--seq",          "--batch",          "--micro-batch",
-                             "--dtype",         "--attention",    "--learning-rate",  "--min-learning-rate",
-                             "--warmup",        "--weight-decay", "--beta1",          "--beta2",
-                             "--clip",          "--seed",         "--init-std",       "--bias-update-rate",
-                             "--eval-data",     "--eval-every",   "--eval-sequences", "--dry-run",
-                             "--record-routing"}) {
+  for (const char* option : {"--config",         "--data",         "--tokenizer",      "--out",
+                             "--steps",          "--seq",          "--batch",          "--micro-batch",
+                             "--dtype",          "--attention",    "--learning-rate",  "--min-learning-rate",
+                             "--warmup",         "--weight-decay", "--beta1",          "--beta2",
+                             "--clip",           "--seed",         "--init-std",       "--bias-update-rate",
+                             "--eval-data",      "--eval-every",   "--eval-sequences", "--dry-run",
+                             "--record-routing", "--lossy"}) {
     if (command.count(option) > 0) {
       invalid_argument(
           "{} with --resume: a run keeps what it began with (run.json); only --layout, --ranks, --backend, "
@@ -188,6 +188,7 @@ void add_model_options(CLI::App& command, TrainArguments& a) {
   TrainSettings& s = a.settings;
   command.add_option("--config", a.config, "the model: a directory with config.json, a JSON file or a built-in name");
   command.add_option("--data", s.data, "text files, or one token file");
+  command.add_flag("--lossy", a.lossy, "replace what isn't UTF-8 in the text by U+FFFD");
   command.add_option("--tokenizer", a.tokenizer, "tokenizer.json or its directory; default: beside the config");
   command.add_option("--out", a.out, "a new directory for the run");
   command.add_option("--resume", a.resume, "go on with the run in this directory");

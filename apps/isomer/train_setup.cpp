@@ -1,6 +1,7 @@
 #include "apps/isomer/train_setup.h"
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "apps/isomer/units.h"
 #include "model/json_text.h"
@@ -40,10 +41,18 @@ fs::path tokenizer_file(const TrainArguments& a) {
   return file;
 }
 
+/// The configuration as a checkpoint has it: with the dtype that its weights are in.
+std::string checkpoint_config(const TrainSettings& settings) {
+  auto json = nlohmann::ordered_json::parse(settings.config_json);
+  json["torch_dtype"] = settings.dtype == "bf16" ? "bfloat16" : "float32";
+  return json.dump(2) + "\n";
+}
+
 /// Whether this process writes files: rank 0, or the only process there is.
 bool is_writer(const GroupOptions& group) { return group.backend == Backend::threads || mpi_world().rank == 0; }
 
-TokenDataset load_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer, Progress& progress) {
+TokenDataset load_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer, bool lossy,
+                         Progress& progress) {
   if (files.size() == 1 && TokenDataset::is_token_file(files.front())) {
     TokenDataset data = TokenDataset::open(files.front());
     if (data.tokenizer_hash() != 0 && data.tokenizer_hash() != tokenizer.hash()) {
@@ -51,7 +60,7 @@ TokenDataset load_tokens(const std::vector<std::string>& files, const Tokenizer&
     }
     return data;
   }
-  TextOptions options;
+  TextOptions options{.lossy = lossy};
   options.progress = [&](std::int64_t done, std::int64_t all) {
     progress.show(fmt::format("tokens: {} of {}", format_bytes(static_cast<double>(done)),
                               format_bytes(static_cast<double>(all))));
@@ -143,11 +152,12 @@ PreparedRun prepare_new_run(const TrainArguments& a, const RunDirectory& directo
   TrainRun& run = prepared.run;
   run.save_weights = true;
   const fs::path file = tokenizer_file(a);
-  run.files = {.config_json = run.settings.config_json,
+  run.files = {.config_json = checkpoint_config(run.settings),
                .tokenizer_json = text_if_there(file),
                .tokenizer_config_json = text_if_there(file.parent_path() / "tokenizer_config.json")};
   prepared.tokenizer = parse_tokenizer(run, file.string());
   check_data_files(run.settings);
+  prepared.lossy = a.lossy;
   if (is_writer(run.group)) directory.check_free();
   return prepared;
 }
@@ -160,7 +170,7 @@ PreparedRun prepare_resumed_run(const TrainArguments& a, const RunDirectory& dir
   size_layout(a, run);
   check_run(run);
   run.resume = directory.latest().has_value();
-  run.files = {.config_json = run.settings.config_json,
+  run.files = {.config_json = checkpoint_config(run.settings),
                .tokenizer_json = text_if_there(directory.path() / kTokenizerFile),
                .tokenizer_config_json = text_if_there(directory.path() / kTokenizerConfigFile)};
   auto tokenizer = parse_tokenizer(run, (directory.path() / kTokenizerFile).string());
@@ -171,9 +181,15 @@ void load_data(PreparedRun& prepared, const RunDirectory& directory, Progress& p
   TrainRun& run = prepared.run;
   std::error_code code;
   const bool is_made = fs::exists(directory.path() / kTokensFile, code);
+  if (!is_made && fs::exists(directory.path() / "run.json", code)) {
+    throw Error(fmt::format(
+        "--resume {0}: {1} is missing from it, the tokens that the run is trained on; put it back, or begin "
+        "a new run",
+        directory.path().string(), kTokensFile));
+  }
   const auto read = [&](const std::vector<std::string>& files, std::string_view kept) {
-    TokenDataset data =
-        is_made ? TokenDataset::open(directory.path() / kept) : load_tokens(files, *prepared.tokenizer, progress);
+    TokenDataset data = is_made ? TokenDataset::open(directory.path() / kept)
+                                : load_tokens(files, *prepared.tokenizer, prepared.lossy, progress);
     check_vocabulary(data.vocab_size(), files.front(), run.config);
     return data;
   };

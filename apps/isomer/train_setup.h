@@ -17,13 +17,14 @@ struct TrainArguments {
   std::int64_t stop_at = 0, save_every = 500;
   int keep = 2, ranks = 0, threads = 0;
   double timeout_s = 600;
-  bool dry_run = false;
+  bool dry_run = false, lossy = false;
 };
 
 /// A run whose settings, layout, configuration and tokenizer are read and checked; nothing is written yet.
 struct PreparedRun {
   TrainRun run;
   std::shared_ptr<const Tokenizer> tokenizer;  // null in a dry run
+  bool lossy = false;                          // text that isn't UTF-8 is mended
 };
 
 /// All of them throw std::invalid_argument or isomer::Error, naming option, value, limit and remedy.
