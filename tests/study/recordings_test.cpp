@@ -5,32 +5,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <map>
 
 #include "core/error.h"
+#include "model/temp_folder.h"
 #include "study/claim_runs.h"
 #include "study/link_study.h"
 #include "study/training_study.h"
 
 namespace isomer {
 namespace {
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "isomer-recordings-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// Those that docs/data/ has.
 const std::vector<std::string> kKept = {"latent_schemes", "loss_curves", "routing_noise", "throughput"};
@@ -51,7 +36,7 @@ TEST(Recordings, EmbeddedOnesAreReadWithoutRunning) {
 }
 
 TEST(Recordings, AreWrittenWhereAsked) {
-  const Folder folder;
+  const TempFolder folder;
   ClaimsOptions options{.quick = true};
   options.record = (folder.path() / "new").string();
   const auto made = recording(options, "thing", "isomer x", [] { return nlohmann::json{{"value", 0.1}}; });
@@ -65,7 +50,7 @@ TEST(Recordings, AreWrittenWhereAsked) {
 }
 
 TEST(Recordings, QuickExperimentsGiveWholeClaims) {
-  const Folder folder;
+  const TempFolder folder;
   ClaimsOptions options{.only = {"L11", "L13", "L14"}, .quick = true};
   options.record = folder.path().string();
   const ClaimsReport report = laga_claims(options);
