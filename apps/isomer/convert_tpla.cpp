@@ -11,6 +11,7 @@
 #include "apps/isomer/head_report.h"
 #include "apps/isomer/shipped_model.h"
 #include "apps/isomer/table.h"
+#include "apps/isomer/tokenizer_choice.h"
 #include "apps/isomer/units.h"
 #include "comm/group.h"
 #include "convert/compare_logits.h"
@@ -60,15 +61,6 @@ TplaConversion conversion_of(const ConvertArguments& a, const std::string& model
     progress.show(fmt::format("{} {} of {}", what, done, all));
   };
   return c;
-}
-
-Tokenizer tokenizer_of(const ConvertArguments& a, const std::string& model) {
-  if (!a.tokenizer.empty()) return Tokenizer::load(a.tokenizer);
-  std::error_code code;
-  if (!fs::is_regular_file(fs::path(model) / "tokenizer.json", code)) {
-    invalid_argument("--model {}: it has no tokenizer.json; name one with --tokenizer", a.model);
-  }
-  return Tokenizer::load(model);
 }
 
 Report report_on(const TplaConversion& c, const TplaConversionResult& result) {
@@ -138,8 +130,8 @@ int run_convert(const ConvertArguments& a) {
   const std::string model = shipped_model(a.model);
   const TplaConversion conversion = conversion_of(a, model, progress);
   progress.show("tokens");
-  const TokenDataset text =
-      TokenDataset::from_text({a.calibrate.begin(), a.calibrate.end()}, tokenizer_of(a, model), {.lossy = a.lossy});
+  const TokenDataset text = TokenDataset::from_text({a.calibrate.begin(), a.calibrate.end()},
+                                                    choose_tokenizer(a.tokenizer, a.model, model), {.lossy = a.lossy});
   const TplaConversionResult result = convert_tpla(conversion, text);
   const Report report = report_on(conversion, result);
   progress.show("");

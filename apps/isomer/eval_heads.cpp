@@ -8,6 +8,7 @@
 #include "apps/isomer/head_report.h"
 #include "apps/isomer/shipped_model.h"
 #include "apps/isomer/table.h"
+#include "apps/isomer/tokenizer_choice.h"
 #include "apps/isomer/units.h"
 #include "comm/group.h"
 #include "convert/side_file.h"
@@ -38,7 +39,7 @@ int run_heads(const HeadsArguments& a) {
   const ModelConfig config = load_model_config(model);
   const Checkpoint checkpoint = Checkpoint::open(model);
   const TplaSideFile side = load_tpla_side_file(model, config, checkpoint);
-  const Tokenizer tokenizer = Tokenizer::load(a.tokenizer.empty() ? model : a.tokenizer);
+  const Tokenizer tokenizer = choose_tokenizer(a.tokenizer, a.model, model);
   const TokenDataset text = TokenDataset::from_text({a.data.begin(), a.data.end()}, tokenizer, {.lossy = a.lossy});
   const CalibrationWindows windows =
       calibration_windows(text, config,

@@ -27,9 +27,9 @@ constexpr std::int64_t kMost = std::int64_t{1} << 53;
 
 std::string hex(std::uint64_t hash) { return fmt::format("{:016x}", hash); }
 
-std::string hash_of_file(const fs::path& path) {
+std::uint64_t hash_of_file(const fs::path& path) {
   const MappedFile file(path);
-  return hex(fnv1a({file.data(), static_cast<std::size_t>(file.bytes())}));
+  return fnv1a({file.data(), static_cast<std::size_t>(file.bytes())});
 }
 
 /// The fields of an object in a file, each checked.
@@ -106,36 +106,15 @@ void check_model(const Fields& fields, const ModelConfig& config) {
   same("qk_rope_head_dim", config.qk_rope_head_dim);
 }
 
-TplaSideFile read_json(const fs::path& path, const ModelConfig& config) {
-  const json root = parse_json(read_text_file(path, kMaxJsonBytes), path.string());
-  const Fields fields(root, path.string());
-  if (fields.text("format") != kFormat) fields.complain("format", fmt::format("\"{}\"", kFormat));
-  if (fields.integer("version", 1, kMost) != kVersion) {
-    fields.complain("version", fmt::format("{}, the only one that this program knows", kVersion));
-  }
-  check_model(fields, config);
-  TplaSideFile side{.options = read_options(fields, config),
-                    .isomer_version = fields.text("isomer"),
-                    .seed = fields.natural("seed"),
-                    .weights_hash = fields.hash("weights_hash"),
-                    .num_heads = config.num_attention_heads,
-                    .kv_lora_rank = config.kv_lora_rank,
-                    .qk_rope_head_dim = config.qk_rope_head_dim};
-  const fs::path scalars = path.parent_path() / kTensorFile;
-  if (const std::string ours = hash_of_file(scalars); fields.text("scalars_hash") != ours) {
-    throw Error(fmt::format("{}: {} has hash {}, not {}: one of the two files is of another conversion", path.string(),
-                            kTensorFile, ours, printable(fields.text("scalars_hash"))));
-  }
-  const Fields calibration(fields.at("calibration"), path.string() + ": 'calibration'");
-  side.window = calibration.integer("window", 1, kMost);
-  side.calibration_tokens = calibration.integer("tokens", 1, kMost);
+std::vector<CalibrationFile> read_calibration_files(const Fields& calibration) {
+  std::vector<CalibrationFile> result;
   const json& files = calibration.at("files");
   if (!files.is_array()) calibration.complain("files", "a list");
   for (const json& file : files) {
     const Fields entry(file, calibration.source() + ": 'files'");
-    side.calibration.push_back({entry.text("name"), entry.integer("bytes", 0, kMost), entry.hash("hash")});
+    result.push_back({entry.text("name"), entry.integer("bytes", 0, kMost), entry.hash("hash")});
   }
-  return side;
+  return result;
 }
 
 /// A float64 tensor of this shape, every value finite and within [least, most].
@@ -153,27 +132,6 @@ std::vector<double> read_values(const Checkpoint& file, const std::string& name,
                             values[i], i, least, most));
   }
   return values;
-}
-
-std::vector<TplaLayer> read_layers(const fs::path& path, const ModelConfig& config, const TplaOptions& options) {
-  const Checkpoint file = Checkpoint::open(path);
-  const std::int64_t g = options.num_shards, h = config.num_attention_heads, d = config.kv_lora_rank;
-  std::vector<TplaLayer> layers;
-  for (std::int64_t l = 0; l < config.num_hidden_layers; ++l) {
-    const auto values = [&](const char* what, const Shape& shape, double least, double most) {
-      return read_values(file, fmt::format("layers.{}.{}", l, what), shape, least, most);
-    };
-    constexpr double kLargest = std::numeric_limits<double>::max();
-    layers.push_back({.kappa = values("kappa", {h, g}, -kLargest, kLargest),
-                      .rms_scale = values("rms_scale", {g}, std::numeric_limits<double>::min(), kLargest),
-                      .shares = values("shares", {g}, 0, 1),
-                      .moments = values("moments", {d}, 0, kLargest)});
-  }
-  const auto expected = static_cast<std::size_t>(4 * config.num_hidden_layers);
-  if (file.names().size() != expected) {
-    throw Error(fmt::format("{}: {} tensors: expected {}", path.string(), file.names().size(), expected));
-  }
-  return layers;
 }
 
 json side_json(const fs::path& directory, const TplaSideFile& side) {
@@ -195,7 +153,7 @@ json side_json(const fs::path& directory, const TplaSideFile& side) {
           {"kv_lora_rank", side.kv_lora_rank},
           {"qk_rope_head_dim", side.qk_rope_head_dim},
           {"weights_hash", hex(side.weights_hash)},
-          {"scalars_hash", hash_of_file(directory / kTensorFile)},
+          {"scalars_hash", hex(hash_of_file(directory / kTensorFile))},
           {"calibration", {{"files", files}, {"window", side.window}, {"tokens", side.calibration_tokens}}}};
 }
 
@@ -218,6 +176,50 @@ std::uint64_t latent_weights_hash(const Checkpoint& checkpoint, const ModelConfi
     }
   }
   return state;
+}
+
+TplaSideFile parse_tpla_json(std::string_view text, const ModelConfig& config, const std::string& source) {
+  const json root = parse_json(text, source);
+  const Fields fields(root, source);
+  if (fields.text("format") != kFormat) fields.complain("format", fmt::format("\"{}\"", kFormat));
+  if (fields.integer("version", 1, kMost) != kVersion) {
+    fields.complain("version", fmt::format("{}, the only one that this program knows", kVersion));
+  }
+  check_model(fields, config);
+  TplaSideFile side{.options = read_options(fields, config),
+                    .isomer_version = fields.text("isomer"),
+                    .seed = fields.natural("seed"),
+                    .weights_hash = fields.hash("weights_hash"),
+                    .scalars_hash = fields.hash("scalars_hash"),
+                    .num_heads = config.num_attention_heads,
+                    .kv_lora_rank = config.kv_lora_rank,
+                    .qk_rope_head_dim = config.qk_rope_head_dim};
+  const Fields calibration(fields.at("calibration"), source + ": 'calibration'");
+  side.window = calibration.integer("window", 1, kMost);
+  side.calibration_tokens = calibration.integer("tokens", 1, kMost);
+  side.calibration = read_calibration_files(calibration);
+  return side;
+}
+
+std::vector<TplaLayer> read_tpla_scalars(const fs::path& path, const ModelConfig& config, const TplaOptions& options) {
+  const Checkpoint file = Checkpoint::open(path);
+  const std::int64_t g = options.num_shards, h = config.num_attention_heads, d = config.kv_lora_rank;
+  std::vector<TplaLayer> layers;
+  for (std::int64_t l = 0; l < config.num_hidden_layers; ++l) {
+    const auto values = [&](const char* what, const Shape& shape, double least, double most) {
+      return read_values(file, fmt::format("layers.{}.{}", l, what), shape, least, most);
+    };
+    constexpr double kLargest = std::numeric_limits<double>::max();
+    layers.push_back({.kappa = values("kappa", {h, g}, -kLargest, kLargest),
+                      .rms_scale = values("rms_scale", {g}, std::numeric_limits<double>::min(), kLargest),
+                      .shares = values("shares", {g}, 0, 1),
+                      .moments = values("moments", {d}, 0, kLargest)});
+  }
+  const auto expected = static_cast<std::size_t>(4 * config.num_hidden_layers);
+  if (file.names().size() != expected) {
+    throw Error(fmt::format("{}: {} tensors: expected {}", path.string(), file.names().size(), expected));
+  }
+  return layers;
 }
 
 void write_tpla_side_file(const fs::path& directory, const TplaSideFile& side) {
@@ -248,13 +250,18 @@ TplaSideFile load_tpla_side_file(const fs::path& directory, const ModelConfig& c
     throw Error(fmt::format("{}: {} is missing, so its latent can't be sharded; make it with isomer convert tpla",
                             directory.string(), file));
   }
-  TplaSideFile side = read_json(directory / kJsonFile, config);
+  const fs::path path = directory / kJsonFile;
+  TplaSideFile side = parse_tpla_json(read_text_file(path, kMaxJsonBytes), config, path.string());
+  if (const std::uint64_t ours = hash_of_file(directory / kTensorFile); side.scalars_hash != ours) {
+    throw Error(fmt::format("{}: {} has hash {}, not {}: one of the two files is of another conversion", path.string(),
+                            kTensorFile, hex(ours), hex(side.scalars_hash)));
+  }
   const std::uint64_t ours = latent_weights_hash(checkpoint, config);
   if (side.weights_hash != ours) {
-    throw Error(fmt::format("{}: made for weights with hash {}, these have {}: convert them anew",
-                            (directory / kJsonFile).string(), hex(side.weights_hash), hex(ours)));
+    throw Error(fmt::format("{}: made for weights with hash {}, these have {}: convert them anew", path.string(),
+                            hex(side.weights_hash), hex(ours)));
   }
-  side.layers = read_layers(directory / kTensorFile, config, side.options);
+  side.layers = read_tpla_scalars(directory / kTensorFile, config, side.options);
   return side;
 }
 

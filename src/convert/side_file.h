@@ -27,6 +27,7 @@ struct TplaSideFile {
   std::string isomer_version;
   std::uint64_t seed = 0;
   std::uint64_t weights_hash = 0;  // of the checkpoint that it belongs to
+  std::uint64_t scalars_hash = 0;  // of tpla.safetensors; filled by reading
   std::int64_t num_heads = 0, kv_lora_rank = 0, qk_rope_head_dim = 0;
   std::vector<CalibrationFile> calibration;
   std::int64_t window = 0;              // tokens read at once
@@ -43,6 +44,12 @@ std::uint64_t latent_weights_hash(const Checkpoint& checkpoint, const ModelConfi
 
 /// Writes tpla.safetensors, then tpla.json, each under another name that is renamed. Throws isomer::Error.
 void write_tpla_side_file(const std::filesystem::path& directory, const TplaSideFile& side);
+
+/// The two files by themselves: the text of a tpla.json (without layers; `source` names it in errors), and the scalars
+/// of every layer under these options. Throw isomer::Error as load_tpla_side_file does.
+TplaSideFile parse_tpla_json(std::string_view text, const ModelConfig& config, const std::string& source);
+std::vector<TplaLayer> read_tpla_scalars(const std::filesystem::path& path, const ModelConfig& config,
+                                         const TplaOptions& options);
 
 /// Reads and checks both files of `directory` against its configuration and weights. Throws isomer::Error naming file,
 /// field and value: where they are missing, malformed, of another model, or of other weights.

@@ -33,7 +33,7 @@ class ShardedAttention {
   void check() const;
   /// ĉ of the columns that rank `shard` has [keys, d]; the others 0.
   Values normed_rows(int shard) const;
-  double rms(int shard, const double* c) const;
+  double rms(int shard, std::int64_t key) const;
   void run_head(int shard, std::int64_t head);
   /// logit(t), t ≤ first_query + query; `absorbed` is q̃ [d].
   double logit(int shard, std::int64_t head, const Values& absorbed, std::int64_t query, std::int64_t key) const;
@@ -72,7 +72,8 @@ void ShardedAttention::check() const {
   }
 }
 
-double ShardedAttention::rms(int shard, const double* c) const {
+double ShardedAttention::rms(int shard, std::int64_t key) const {
+  const double* c = in_.c.data() + key * d_;
   const TplaRange own = in_.options.shard(shard, d_), shared = in_.options.shared();
   double whole = 0, local = 0;
   for (std::int64_t j = 0; j < d_; ++j) {
@@ -81,6 +82,7 @@ double ShardedAttention::rms(int shard, const double* c) const {
     if (is_local) local += c[j] * c[j];
   }
   const double d = static_cast<double>(d_);
+  if (key < in_.exact_keys) return std::sqrt(whole / d + ModelConfig::kInnerNormEps);
   if (gla()) return std::sqrt(local / static_cast<double>(own.count) + ModelConfig::kInnerNormEps);
   if (in_.options.rms == TplaRms::exact) return std::sqrt(whole / d + ModelConfig::kInnerNormEps);
   return std::sqrt(in_.scalars.rms_scale[static_cast<std::size_t>(shard)] * local / d + ModelConfig::kInnerNormEps);
@@ -91,7 +93,7 @@ Values ShardedAttention::normed_rows(int shard) const {
   Values rows(in_.c.size(), 0);
   for (std::int64_t t = 0; t < keys_; ++t) {
     const double* c = in_.c.data() + t * d_;
-    const double scale = in_.gamma.empty() ? 1 : 1 / rms(shard, c);
+    const double scale = in_.gamma.empty() ? 1 : 1 / rms(shard, t);
     for (std::int64_t j = 0; j < d_; ++j) {
       if ((j < own.begin || j >= own.end()) && j >= shared.end()) continue;
       const double gamma = in_.gamma.empty() ? 1 : in_.gamma[static_cast<std::size_t>(j)];
@@ -198,6 +200,7 @@ Values tpla_block_reference(const ModelConfig& config, const MlaReferenceWeights
                                                                 .c = c,
                                                                 .k_pe = k_pe,
                                                                 .first_query = first_sharded,
+                                                                .exact_keys = first_sharded,
                                                                 .sharding = sharding});
   const Values branch =
       reference::linear(sharded.attention, weights.o_proj, weights.o_proj_bias, seq - first_sharded, num_threads);

@@ -17,8 +17,6 @@
 
 namespace isomer {
 
-enum class LatentSharding : std::uint8_t { tpla, gla };
-
 struct TplaReferenceInput {
   const ModelConfig& config;
   const TplaOptions& options;        // g, m, exact or sliced RMS
@@ -29,6 +27,7 @@ struct TplaReferenceInput {
   const std::vector<double>& c;      // [keys, d], before kv_a_layernorm
   const std::vector<double>& k_pe;   // [keys, r], rotated
   std::int64_t first_query = 0;      // query i sees keys 0 … first_query + i
+  std::int64_t exact_keys = 0;       // leading keys that an exact prefill cached: their RMS is that of the whole row
   LatentSharding sharding = LatentSharding::tpla;
 };
 
