@@ -75,7 +75,7 @@ Values ratio(const Values& above, const Values& below, double otherwise) {
 
 /// ĉ as the exact norm gives it, and as every rank does; where each token's segment begins.
 struct HeadMeter::Sequence {
-  const HeadRows& rows;
+  const MeteredRows& rows;
   std::int64_t tokens = 0;
   Values exact;               // [T, d]
   std::vector<Values> local;  // [g] of [T, d]: only the rank's columns are read
@@ -104,7 +104,7 @@ HeadMeter::HeadMeter(const ModelConfig& config, const TplaOptions& options, cons
   }
 }
 
-void HeadMeter::add(const HeadRows& rows, int num_threads) {
+void HeadMeter::add(const MeteredRows& rows, int num_threads) {
   const std::int64_t d = config_.kv_lora_rank, tokens = static_cast<std::int64_t>(rows.segments.size());
   ISOMER_CHECK(static_cast<std::int64_t>(rows.c.size()) == tokens * d, "{} values for {} tokens", rows.c.size(),
                tokens);

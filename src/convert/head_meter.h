@@ -18,7 +18,7 @@
 namespace isomer {
 
 /// One sequence's rows of one layer, float64. Latents are those of the rewritten model, before its norm.
-struct HeadRows {
+struct MeteredRows {
   std::vector<double> q;                   // [T, h, n + r], rotated
   std::vector<double> c;                   // [T, d], before kv_a_layernorm
   std::vector<double> k_pe;                // [T, r], rotated
@@ -45,7 +45,7 @@ class HeadMeter {
             const std::vector<double>& kv_b, const std::vector<double>& gamma);
 
   /// Adds a sequence. The same bits whatever `num_threads`.
-  void add(const HeadRows& rows, int num_threads);
+  void add(const MeteredRows& rows, int num_threads);
   const HeadSums& sums() const { return sums_; }
 
  private:
