@@ -8,5 +8,7 @@ namespace isomer {
 
 // claims_beyond_schemes.cpp
 Claim beyond_latent_schemes(ClaimRuns& runs);  // B1
+// claims_beyond_tpla.cpp
+Claim beyond_shared_columns(ClaimRuns& runs);  // B5
 
 }  // namespace isomer
