@@ -6,6 +6,7 @@
 namespace isomer {
 
 void add_eval_perplexity(CLI::App& eval, int& exit_code);
+void add_eval_logits(CLI::App& eval, int& exit_code);
 void add_eval_ngram(CLI::App& eval, int& exit_code);
 
 }  // namespace isomer
