@@ -14,7 +14,7 @@ namespace isomer {
 namespace {
 
 struct ClaimsArguments {
-  std::string json_file;
+  std::string json_file, record;
   std::vector<std::string> only;
   std::string seed = "1";
   bool quick = false;
@@ -70,10 +70,11 @@ int run_claims(ClaimsReport (*find)(const ClaimsOptions&), const ClaimsArguments
   ClaimsReport report;
   {
     Progress progress;
-    report =
-        find({.only = a.only, .quick = a.quick, .seed = parse_seed(a.seed), .progress = [&](const std::string& what) {
-                progress.show(what);
-              }});
+    report = find({.only = a.only,
+                   .quick = a.quick,
+                   .seed = parse_seed(a.seed),
+                   .record = a.record,
+                   .progress = [&](const std::string& what) { progress.show(what); }});
   }
   print_report(report);
   if (!a.json_file.empty()) write_json(a.json_file, to_json(report));
@@ -93,12 +94,15 @@ void add_claims(CLI::App& app, int& exit_code) {
     part->add_option("--json", a->json_file, "write claims and evidence as JSON");
     part->add_option("--only", a->only, fmt::format("ids, separated by commas ({})", example))->delimiter(',');
     part->add_option("--seed", a->seed, "of weights, inputs and output gradients of real runs")->capture_default_str();
+    part->add_option("--record", a->record, "run long experiments anew and write their recordings to this directory");
     part->add_flag("--quick", a->quick, "real runs at tiny sizes, short sweeps");
     part->callback([a, find, &exit_code] { exit_code = run_claims(find, *a); });
   };
   add("laga", "LAGA (arXiv 2607.17644): sequence-parallel training of latent attention", laga_claims, "L1,L4");
   add("beyond", "what none of the papers has: latent-gather and latent-ring, beyond the number of heads", beyond_claims,
       "B1");
+  add("helix", "Helix (arXiv 2507.07120): decoding with a sharded cache", helix_claims, "H5,H6");
+  add("tpla", "TPLA (arXiv 2508.15881): slices of the latent, as priced so far", tpla_claims, "T5,T6");
 }
 
 }  // namespace isomer

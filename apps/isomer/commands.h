@@ -19,5 +19,7 @@ void add_generate(CLI::App& app, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
 void add_tokenizer(CLI::App& app, int& exit_code);
 void add_train(CLI::App& app, const CommandLine& command_line, int& exit_code);
+void add_plan(CLI::App& app, int& exit_code);
+void add_probe(CLI::App& app, int& exit_code);
 
 }  // namespace isomer

@@ -224,14 +224,7 @@ void write_json(const std::string& file, const nlohmann::json& json) {
 
 /// What would fail only at the end of a long run fails here.
 void check_places(const CompareArguments& a) {
-  if (!a.json_file.empty()) {
-    const std::filesystem::path file(a.json_file), folder = file.parent_path();
-    if (!folder.empty() && !std::filesystem::is_directory(folder)) {
-      invalid_argument("--json {}: there is no directory '{}'; make it first", a.json_file, folder.string());
-    }
-    if (std::filesystem::is_directory(file))
-      invalid_argument("--json {}: it is a directory; name a file in it", a.json_file);
-  }
+  check_output_file("--json", a.json_file);
   if (a.dump_dir.empty()) return;
   if (a.dry_run) invalid_argument("--dump {}: a dry run has no tensors to write; leave out one of the two", a.dump_dir);
   if (!under_mpirun()) check_dump_directory(a.dump_dir);
@@ -248,7 +241,8 @@ std::string text_source(const CompareArguments& a, const WeightsSource& source, 
 }
 
 int run_compare(const CompareArguments& a, const CommandLine& command_line) {
-  CompareOptions options = options_of(a, load_model_config(a.model));
+  const std::string place = shipped_model(a.model);
+  CompareOptions options = options_of(a, load_model_config(place));
   check_places(a);
   const bool mpi = options.group.backend == Backend::mpi && !options.group.dry_run;
   if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group.num_ranks, command_line.argc, command_line.argv);
@@ -256,7 +250,6 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
 
   Progress progress(at_root);
   progress.show("weights");
-  const std::string place = shipped_model(a.model);
   const WeightsSource source = open_weights(place, options.problem.config, a.layer);
   options.weights_source =
       place == a.model ? source.description : fmt::format("layer {} of {}, which ships", a.layer, a.model);

@@ -35,7 +35,7 @@ struct PerplexityArguments {
   bool lossy = false;
 };
 
-constexpr std::int64_t kDefaultWindow = 512;
+constexpr std::int64_t kDefaultWindow = 1024;
 
 Tokenizer tokenizer_of(const PerplexityArguments& a, const std::string& model) {
   if (!a.tokenizer.empty()) return Tokenizer::load(a.tokenizer);
@@ -167,7 +167,7 @@ void add_eval_perplexity(CLI::App& eval, int& exit_code) {
       ->required();
   command->add_option("--data", a->data, "text files, or one token file")->required();
   command->add_option("--tokenizer", a->tokenizer, "tokenizer.json or its directory; default: the model's");
-  command->add_option("--window", a->window, "tokens read at once; default 512, or what the model takes");
+  command->add_option("--window", a->window, "tokens read at once; default 1024, or what the model takes");
   command->add_option("--overlap", a->overlap, "of them context only")->capture_default_str();
   command->add_option("--limit", a->limit, "tokens scored at most; 0: all")->capture_default_str();
   command->add_option("--batch", a->batch, "windows a forward")->capture_default_str();

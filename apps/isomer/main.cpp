@@ -51,6 +51,8 @@ int main(int argc, char** argv) {
   isomer::add_claims(app, exit_code);
   isomer::add_inspect(app, exit_code);
   isomer::add_tokenizer(app, exit_code);
+  isomer::add_plan(app, exit_code);
+  isomer::add_probe(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -2,99 +2,19 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "apps/isomer/commands.h"
 #include "apps/isomer/table.h"
+#include "apps/isomer/train_setup.h"
 #include "apps/isomer/units.h"
-#include "model/json_text.h"
-#include "sharding/sequence_layout.h"
 #include "study/machine.h"
 #include "train/interrupt.h"
-#include "train/trainer.h"
 
 namespace isomer {
 
 namespace {
-
-namespace fs = std::filesystem;
-
-constexpr std::int64_t kMaxTokenizerBytes = 256 << 20;
-
-struct TrainArguments {
-  TrainSettings settings;
-  std::string config, tokenizer, out, resume, layout, backend = "threads", link, json_file, seq = "512", seed = "1";
-  std::string routing = "balanced";
-  std::int64_t stop_at = 0, save_every = 500;
-  int keep = 2, ranks = 0, threads = 0;
-  double timeout_s = 600;
-  bool dry_run = false;
-};
-
-std::string text_if_there(const fs::path& file) {
-  std::error_code code;
-  return fs::is_regular_file(file, code) ? read_text_file(file, kMaxTokenizerBytes) : std::string();
-}
-
-/// The directory that holds the tokenizer: --tokenizer, or the configuration's own.
-fs::path tokenizer_directory(const TrainArguments& a) {
-  const fs::path path = a.tokenizer.empty() ? fs::path(a.config) : fs::path(a.tokenizer);
-  std::error_code code;
-  const fs::path directory = fs::is_directory(path, code) ? path : path.parent_path();
-  const fs::path file =
-      fs::is_regular_file(path, code) && path.filename() != "config.json" ? path : directory / "tokenizer.json";
-  if (!fs::is_regular_file(file, code)) {
-    invalid_argument("--tokenizer: no tokenizer.json in '{}'; name one, or make one with isomer tokenizer train",
-                     directory.string());
-  }
-  return directory;
-}
-
-/// Whether this process writes files: rank 0, or the only process there is.
-bool is_writer(const GroupOptions& group) { return group.backend == Backend::threads || mpi_world().rank == 0; }
-
-TokenDataset load_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer, Progress& progress) {
-  if (files.size() == 1 && TokenDataset::is_token_file(files.front())) {
-    TokenDataset data = TokenDataset::open(files.front());
-    if (data.tokenizer_hash() != 0 && data.tokenizer_hash() != tokenizer.hash()) {
-      invalid_argument("--data {}: its tokens were made by another tokenizer than this one", files.front());
-    }
-    return data;
-  }
-  TextOptions options;
-  options.progress = [&](std::int64_t done, std::int64_t all) {
-    progress.show(fmt::format("tokens: {} of {}", format_bytes(static_cast<double>(done)),
-                              format_bytes(static_cast<double>(all))));
-  };
-  return TokenDataset::from_text({files.begin(), files.end()}, tokenizer, options);
-}
-
-void check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config) {
-  if (tokenizer.vocab_size() > config.vocab_size) {
-    invalid_argument(
-        "the tokenizer has {} tokens, the model's vocab_size is {}: raise it in config.json, or train a "
-        "tokenizer with --vocab-size {}",
-        tokenizer.vocab_size(), config.vocab_size, config.vocab_size);
-  }
-}
-
-GroupOptions group_of(const TrainArguments& a, const std::string& layout_text) {
-  GroupOptions group;
-  const Layout layout = parse_layout(layout_text);
-  group.num_ranks = sequence_layout(sized_layout(layout, a.ranks)).num_ranks();
-  if (a.ranks > 0 && group.num_ranks != a.ranks) {
-    invalid_argument("--ranks {}: the layout {} has {}", a.ranks, layout_text, group.num_ranks);
-  }
-  group.backend = a.backend == "mpi" ? Backend::mpi : Backend::threads;
-  group.threads_per_rank = a.threads;
-  group.timeout_s = a.timeout_s;
-  group.dry_run = a.dry_run;
-  if (!a.link.empty()) group.link = parse_link(a.link);
-  return group;
-}
 
 /// What happens now, for people: one line that is renewed on a terminal, a line now and then elsewhere.
 class TrainProgress {
@@ -187,84 +107,14 @@ void write_json(const TrainArguments& a, const TrainRun& run, const TrainResult&
   write_text_atomically(a.json_file, json.dump(2) + "\n");
 }
 
-TrainRun dry_run_of(TrainArguments& a) {
-  TrainRun run{.settings = a.settings};
-  run.settings.config_json = load_model_config_text(a.config);
-  run.config = load_model_config(a.config);
-  run.group = group_of(a, run.settings.layout);
-  run.settings.layout = to_string(sized_layout(parse_layout(run.settings.layout), run.group.num_ranks));
-  if (run.settings.adamw.warmup_steps == kAutomaticWarmup) {
-    run.settings.adamw.warmup_steps = std::min<std::int64_t>(100, run.settings.steps / 10);
-  }
-  run.save_weights = false;
-  run.dry_routing = a.routing == "zipf" ? RoutingSource::Kind::zipf : RoutingSource::Kind::balanced;
-  check_settings(run.settings, run.config);
-  return run;
-}
-
-void load_data(TrainRun& run, const Tokenizer& tokenizer, const RunDirectory& directory, Progress& progress) {
-  check_vocabulary(tokenizer, run.config);
-  const fs::path cached = directory.path() / "tokens.bin", cached_eval = directory.path() / "eval_tokens.bin";
-  const auto tokens = [&](const std::vector<std::string>& files, const fs::path& cache) {
-    std::error_code code;
-    if (run.resume && fs::exists(cache, code)) return TokenDataset::open(cache);
-    TokenDataset data = load_tokens(files, tokenizer, progress);
-    if (is_writer(run.group)) data.save(cache);
-    return data;
-  };
-  run.data = std::make_shared<const BatchOrder>(tokens(run.settings.data, cached),
-                                                BatchOptions{.seq_len = run.settings.seq, .seed = run.settings.seed});
-  if (run.settings.eval_data.empty()) return;
-  run.eval_data = std::make_shared<const BatchOrder>(
-      tokens({run.settings.eval_data}, cached_eval),
-      BatchOptions{.seq_len = run.settings.seq, .shuffle = false, .keep_tail = true});
-}
-
-TrainRun new_run(TrainArguments& a, const RunDirectory& directory, Progress& progress) {
-  if (a.settings.data.empty()) invalid_argument("--data: name the text to train on, or a token file");
-  TrainRun run = dry_run_of(a);
-  run.save_weights = true;
-  run.settings.model_name = run.config.name;
-  const fs::path tokenizer_place = tokenizer_directory(a);
-  run.files = {.config_json = run.settings.config_json,
-               .tokenizer_json = text_if_there(tokenizer_place / "tokenizer.json"),
-               .tokenizer_config_json = text_if_there(tokenizer_place / "tokenizer_config.json")};
-  const Tokenizer tokenizer = Tokenizer::parse(run.files.tokenizer_json, (tokenizer_place / "tokenizer.json").string(),
-                                               run.files.tokenizer_config_json);
-  if (is_writer(run.group)) directory.create(to_json(run.settings));
-  if (is_writer(run.group)) {
-    write_text_atomically(directory.path() / "run-tokenizer.json", run.files.tokenizer_json);
-    write_text_atomically(directory.path() / "run-tokenizer-config.json", run.files.tokenizer_config_json);
-  }
-  load_data(run, tokenizer, directory, progress);
-  return run;
-}
-
-TrainRun resumed_run(const TrainArguments& a, const RunDirectory& directory, Progress& progress) {
-  TrainRun run;
-  run.settings = train_settings_from(directory.settings(), (directory.path() / "run.json").string());
-  run.config = parse_model_config(parse_json(run.settings.config_json, "run.json: config"), run.settings.model_name);
-  if (!a.layout.empty()) run.settings.layout = a.layout;
-  run.group = group_of(a, run.settings.layout);
-  run.settings.layout = to_string(sized_layout(parse_layout(run.settings.layout), run.group.num_ranks));
-  run.resume = directory.latest().has_value();
-  run.files = {.config_json = run.settings.config_json,
-               .tokenizer_json = text_if_there(directory.path() / "run-tokenizer.json"),
-               .tokenizer_config_json = text_if_there(directory.path() / "run-tokenizer-config.json")};
-  check_settings(run.settings, run.config);
-  const Tokenizer tokenizer =
-      Tokenizer::parse(run.files.tokenizer_json, "run-tokenizer.json", run.files.tokenizer_config_json);
-  load_data(run, tokenizer, directory, progress);
-  return run;
-}
-
 void check_resume(const CLI::App& command) {
-  for (const char* option : {"--config",    "--data",         "--tokenizer",     "--out",
-                             "--steps",     "--seq",          "--batch",         "--micro-batch",
-                             "--dtype",     "--attention",    "--learning-rate", "--min-learning-rate",
-                             "--warmup",    "--weight-decay", "--beta1",         "--beta2",
-                             "--clip",      "--seed",         "--init-std",      "--bias-update-rate",
-                             "--eval-data", "--eval-every",   "--eval-sequences"}) {
+  for (const char* option : {"--config",         "--data",         "--tokenizer",      "--out",
+                             "--steps",          "--seq",          "--batch",          "--micro-batch",
+                             "--dtype",          "--attention",    "--learning-rate",  "--min-learning-rate",
+                             "--warmup",         "--weight-decay", "--beta1",          "--beta2",
+                             "--clip",           "--seed",         "--init-std",       "--bias-update-rate",
+                             "--eval-data",      "--eval-every",   "--eval-sequences", "--dry-run",
+                             "--record-routing", "--lossy"}) {
     if (command.count(option) > 0) {
       invalid_argument(
           "{} with --resume: a run keeps what it began with (run.json); only --layout, --ranks, --backend, "
@@ -274,32 +124,41 @@ void check_resume(const CLI::App& command) {
   }
 }
 
-int run_train(TrainArguments& a, const CommandLine& command_line, const CLI::App& command) {
+/// What the command line leaves to its other options.
+void complete_settings(TrainArguments& a, const CLI::App& command) {
   a.settings.seq = parse_count("--seq", a.seq, 1, 1 << 24);
   a.settings.seed = parse_seed(a.seed);
+  if (!a.layout.empty()) a.settings.layout = a.layout;
+  AdamWOptions& adamw = a.settings.adamw;
+  if (command.count("--warmup") == 0) adamw.warmup_steps = std::min(adamw.warmup_steps, a.settings.steps / 10);
+  if (command.count("--min-learning-rate") == 0) adamw.min_learning_rate = adamw.learning_rate / 10;
+}
+
+int run_dry(const TrainArguments& a) {
+  const TrainRun run = prepare_dry_run(a).run;
+  const TrainResult result = train(run, RunDirectory("."));
+  fmt::print("{}: one step of {} × {} tokens under {} on {} ranks (dry run)\n\n", run.config.name, run.settings.batch,
+             run.settings.seq, run.settings.layout, run.group.num_ranks);
+  print_accounts(result.accounts);
+  if (!a.json_file.empty()) write_json(a, run, result);
+  return 0;
+}
+
+int run_train(TrainArguments& a, const CommandLine& command_line, const CLI::App& command) {
+  complete_settings(a, command);
+  check_output_file("--json", a.json_file);
+  check_output_file("--record-routing", a.record_routing);
   const bool resume = !a.resume.empty();
   if (resume) check_resume(command);
-  if (!resume && a.config.empty()) invalid_argument("--config: name a model (a directory with config.json, say)");
-  if (!a.layout.empty()) a.settings.layout = a.layout;
-  if (a.dry_run) {
-    const TrainRun run = dry_run_of(a);
-    const TrainResult result = train(run, RunDirectory("."));
-    fmt::print("{}: one step of {} × {} tokens under {} on {} ranks (dry run)\n\n", run.config.name, run.settings.batch,
-               run.settings.seq, run.settings.layout, run.group.num_ranks);
-    print_accounts(result.accounts);
-    if (!a.json_file.empty()) write_json(a, run, result);
-    return 0;
-  }
-  if (!resume && a.out.empty()) invalid_argument("--out: name the directory that the run goes to");
+  if (a.dry_run) return run_dry(a);
   const RunDirectory directory(resume ? a.resume : a.out);
-  if (a.backend == "mpi" && !under_mpirun()) {
-    const std::string layout =
-        resume && a.layout.empty() ? train_settings_from(directory.settings(), "run.json").layout : a.settings.layout;
-    relaunch_under_mpirun(group_of(a, layout).num_ranks, command_line.argc, command_line.argv);
-  }
-  const bool at_root = a.backend != "mpi" || mpi_world().rank == 0;
+  PreparedRun prepared = resume ? prepare_resumed_run(a, directory) : prepare_new_run(a, directory);
+  TrainRun& run = prepared.run;
+  const bool mpi = run.group.backend == Backend::mpi;
+  if (mpi && !under_mpirun()) relaunch_under_mpirun(run.group.num_ranks, command_line.argc, command_line.argv);
+  const bool at_root = !mpi || mpi_world().rank == 0;
   TrainProgress progress(at_root);
-  TrainRun run = resume ? resumed_run(a, directory, progress.line()) : new_run(a, directory, progress.line());
+  load_data(prepared, directory, progress.line());
   const StopOnSignal signals;
   run.stop_at = a.stop_at;
   run.save_every = a.save_every;
@@ -314,6 +173,7 @@ int run_train(TrainArguments& a, const CommandLine& command_line, const CLI::App
                            run.settings.layout, run.settings.dtype));
   const TrainResult result = train(run, directory);
   if (!at_root) return 0;
+  if (run.recorded_routing) run.recorded_routing->save(a.record_routing);
   if (!a.json_file.empty()) write_json(a, run, result);
   if (result.stopped_early) {
     progress.say(fmt::format("stopped at step {} with a checkpoint; go on with: isomer train --resume {}", result.steps,
@@ -328,6 +188,7 @@ void add_model_options(CLI::App& command, TrainArguments& a) {
   TrainSettings& s = a.settings;
   command.add_option("--config", a.config, "the model: a directory with config.json, a JSON file or a built-in name");
   command.add_option("--data", s.data, "text files, or one token file");
+  command.add_flag("--lossy", a.lossy, "replace what isn't UTF-8 in the text by U+FFFD");
   command.add_option("--tokenizer", a.tokenizer, "tokenizer.json or its directory; default: beside the config");
   command.add_option("--out", a.out, "a new directory for the run");
   command.add_option("--resume", a.resume, "go on with the run in this directory");
@@ -347,8 +208,8 @@ void add_model_options(CLI::App& command, TrainArguments& a) {
 void add_optimiser_options(CLI::App& command, TrainArguments& a) {
   TrainSettings& s = a.settings;
   command.add_option("--learning-rate", s.adamw.learning_rate, "after the warm-up")->capture_default_str();
-  command.add_option("--min-learning-rate", s.adamw.min_learning_rate, "where the cosine ends")->capture_default_str();
-  command.add_option("--warmup", s.adamw.warmup_steps, "steps; default: a tenth of --steps, at most 100");
+  command.add_option("--min-learning-rate", s.adamw.min_learning_rate, "where the cosine ends; default: a tenth of it");
+  command.add_option("--warmup", s.adamw.warmup_steps, "steps; default: a tenth of all, at most 100");
   command.add_option("--weight-decay", s.adamw.weight_decay, "of matrices")->capture_default_str();
   command.add_option("--beta1", s.adamw.beta1, "AdamW")->capture_default_str();
   command.add_option("--beta2", s.adamw.beta2, "AdamW")->capture_default_str();
@@ -378,9 +239,9 @@ void add_run_options(CLI::App& command, TrainArguments& a) {
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   command.add_flag("--dry-run", a.dry_run, "shapes only: memory, bytes and FLOPs of one step");
-  command.add_option("--routing", a.routing, "of a dry run's experts")
-      ->check(CLI::IsMember({"balanced", "zipf"}))
+  command.add_option("--routing", a.routing, "of a dry run's experts: balanced, zipf, or a trace")
       ->capture_default_str();
+  command.add_option("--record-routing", a.record_routing, "write the routing of the first step as a trace (JSON)");
   command.add_option("--json", a.json_file, "write the accounts as JSON");
 }
 

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -65,16 +66,26 @@ std::uint64_t parse_seed(const std::string& text) {
   return seed;
 }
 
+double parse_seconds(const std::string& option, const std::string& text) {
+  return scaled(option, text, {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}});
+}
+
+double parse_bytes(const std::string& option, const std::string& text) {
+  return scaled(option, text, {{"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}});
+}
+
+double parse_bandwidth(const std::string& option, const std::string& text) {
+  return scaled(option, text, {{"B/s", 1}, {"KB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}, {"TB/s", 1e12}});
+}
+
 LinkModel parse_link(const std::string& text) {
   const auto comma = text.find(',');
   if (comma == std::string::npos) {
     invalid_argument("--link '{}': expected LATENCY,BANDWIDTH such as 5us,2GB/s", text);
   }
   LinkModel link{.emulated = true};
-  link.latency_s =
-      scaled("--link latency", text.substr(0, comma), {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}});
-  link.bandwidth_bytes_per_s = scaled("--link bandwidth", text.substr(comma + 1),
-                                      {{"B/s", 1}, {"KB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}, {"TB/s", 1e12}});
+  link.latency_s = parse_seconds("--link latency", text.substr(0, comma));
+  link.bandwidth_bytes_per_s = parse_bandwidth("--link bandwidth", text.substr(comma + 1));
   constexpr double kMaxLatency_s = 60, kMinBandwidth = 1e3;
   if (link.latency_s > kMaxLatency_s) {
     invalid_argument("--link '{}': the latency must be at most {} s, since every collective waits for it", text,
@@ -84,6 +95,16 @@ LinkModel parse_link(const std::string& text) {
     invalid_argument("--link '{}': the bandwidth must be at least {} B/s", text, kMinBandwidth);
   }
   return link;
+}
+
+void check_output_file(const std::string& option, const std::string& file) {
+  if (file.empty()) return;
+  const std::filesystem::path path(file), folder = path.parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder)) {
+    invalid_argument("{} {}: there is no directory '{}'; make it first", option, file, folder.string());
+  }
+  if (std::filesystem::is_directory(path))
+    invalid_argument("{} {}: it is a directory; name a file in it", option, file);
 }
 
 std::string format_bytes(double bytes) {

@@ -42,8 +42,9 @@ WorldPlace mpi_world();
 bool mpi_available();
 /// True if this process was started by mpirun.
 bool under_mpirun();
-/// Replaces this process by `mpirun -n ranks <same command line>` with the flags that a small machine, or root, needs.
-/// Returns only by throwing.
+/// Runs `mpirun -n ranks <same command line>` with the flags that a small machine, or root, needs, and ends this
+/// process with its status. The first SIGINT or SIGTERM reaches the ranks as SIGUSR1, which asks a training run to stop
+/// with a checkpoint and ends any other; the second ends them at once. Returns only by throwing.
 [[noreturn]] void relaunch_under_mpirun(int num_ranks, int argc, char** argv);
 
 }  // namespace isomer

@@ -112,8 +112,14 @@ Terms terms_of(const SchemeCase& block, int rank) {
 }
 
 SchemeBytes with_recomputation(const Terms& t, SchemeBytes bytes, std::int64_t round) {
-  if (t.repeats_round) bytes.backward += round;
-  if (t.repeats_forward) bytes.backward += bytes.forward;
+  if (t.repeats_round) {
+    bytes.backward += round;
+    bytes.backward_passed += round;
+  }
+  if (t.repeats_forward) {
+    bytes.backward += bytes.forward;
+    bytes.backward_passed += bytes.forward_passed;
+  }
   return bytes;
 }
 
@@ -128,7 +134,9 @@ SchemeBytes scheme_bytes_sent(const SchemeCase& block, int rank) {
       t,
       {.forward = t.e * (x.to_heads(w.to_heads) + x.to_tokens(w.to_tokens) + x.gather_sent(w.gathered)) + round,
        .backward = t.e * (x.to_tokens(w.to_heads) + x.to_heads(w.to_tokens)) +
-                   t.e_sum * (x.gather_received(w.gathered) + t.outer.sums_sent(w.round)) + round},
+                   t.e_sum * (x.gather_received(w.gathered) + t.outer.sums_sent(w.round)) + round,
+       .forward_passed = round,
+       .backward_passed = t.e_sum * t.outer.sums_sent(w.round) + round},
       round);
 }
 
@@ -141,7 +149,9 @@ SchemeBytes scheme_bytes_received(const SchemeCase& block, int rank) {
       t,
       {.forward = t.e * (x.to_tokens(w.to_heads) + x.to_heads(w.to_tokens) + x.gather_received(w.gathered)) + round,
        .backward = t.e * (x.to_heads(w.to_heads) + x.to_tokens(w.to_tokens)) +
-                   t.e_sum * (x.gather_sent(w.gathered) + t.outer.sums_received(w.round)) + round},
+                   t.e_sum * (x.gather_sent(w.gathered) + t.outer.sums_received(w.round)) + round,
+       .forward_passed = round,
+       .backward_passed = t.e_sum * t.outer.sums_received(w.round) + round},
       round);
 }
 

@@ -13,6 +13,7 @@ namespace isomer {
 struct SchemeBytes {
   std::int64_t forward = 0;
   std::int64_t backward = 0;
+  std::int64_t forward_passed = 0, backward_passed = 0;  // of these, what passes round the groups
   std::int64_t total() const { return forward + backward; }
 };
 

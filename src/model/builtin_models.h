@@ -1,4 +1,4 @@
-// The descriptions of models/ as the build embeds them (cmake/embed_models.cmake).
+// The descriptions of models/ as the build embeds them (cmake/embed_json.cmake).
 #pragma once
 
 #include <span>

@@ -35,6 +35,7 @@ class ClaimRuns {
   void begin(const std::string& id);
   bool quick() const { return options_.quick; }
   std::uint64_t seed() const { return options_.seed; }
+  const ClaimsOptions& options() const { return options_; }
   void progress(const std::string& what) const;
 
   /// The dry run; kept, so that claims share it.

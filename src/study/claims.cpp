@@ -58,43 +58,13 @@ struct ClaimEntry {
   Claim (*find)(ClaimRuns& runs);
 };
 
-Claim joins_with_training(std::string claim, std::string published) {
-  return {.claim = std::move(claim),
-          .published = std::move(published),
-          .found = "-",
-          .verdict = Verdict::cannot_be_tested_here,
-          .reason = "joins with training (not tested in this version)",
-          .command = "-"};
-}
-
-Claim laga_l11(ClaimRuns&) {
-  return joins_with_training(
-      "multi-step training reaches the same loss; LAGA and absorbed agree bit for bit, explicit differs by noise",
-      "the same loss");
-}
-Claim laga_l13(ClaimRuns&) {
-  return joins_with_training("throughput against explicit",
-                             "fused 1.04–1.06× in a node, 1.07–1.24× across nodes at SP=16; eager 0.73–1.15×");
-}
-Claim laga_l14(ClaimRuns&) {
-  return joins_with_training("floating-point noise flips MoE routing, and loss curves part in cliffs", "-");
-}
-
 const std::vector<ClaimEntry>& laga_entries() {
-  static const std::vector<ClaimEntry> entries = {{"L1", laga_forward_bytes},
-                                                  {"L2", laga_ratio_stability},
-                                                  {"L3", laga_against_frameworks},
-                                                  {"L4", laga_eager_gap},
-                                                  {"L5", laga_fused_gap},
-                                                  {"L6", laga_other_accelerator},
-                                                  {"L7", laga_peak_of_laga},
-                                                  {"L8", laga_sign_flip},
-                                                  {"L9", laga_one_rank_bits},
-                                                  {"L10", laga_gradient_accuracy},
-                                                  {"L11", laga_l11},
-                                                  {"L12", laga_flops},
-                                                  {"L13", laga_l13},
-                                                  {"L14", laga_l14}};
+  static const std::vector<ClaimEntry> entries = {
+      {"L1", laga_forward_bytes},      {"L2", laga_ratio_stability}, {"L3", laga_against_frameworks},
+      {"L4", laga_eager_gap},          {"L5", laga_fused_gap},       {"L6", laga_other_accelerator},
+      {"L7", laga_peak_of_laga},       {"L8", laga_sign_flip},       {"L9", laga_one_rank_bits},
+      {"L10", laga_gradient_accuracy}, {"L11", laga_training},       {"L12", laga_flops},
+      {"L13", laga_throughput},        {"L14", laga_routing_noise}};
   return entries;
 }
 

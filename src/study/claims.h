@@ -72,6 +72,7 @@ struct ClaimsOptions {
   std::vector<std::string> only;  // ids; empty: all
   bool quick = false;             // real runs at tiny sizes
   std::uint64_t seed = 1;
+  std::string record;  // a directory: long experiments are run and recorded there; empty: recordings are read
   std::function<void(const std::string&)> progress = [](const std::string&) {};
 };
 
@@ -88,6 +89,10 @@ struct ClaimsReport {
 /// The claims of LAGA (arXiv 2607.17644), and what no paper has. Throw std::invalid_argument for an unknown id.
 ClaimsReport laga_claims(const ClaimsOptions& options);
 ClaimsReport beyond_claims(const ClaimsOptions& options);
+/// The claims of Helix (arXiv 2507.07120): those that a planner can look at; others say that they wait.
+ClaimsReport helix_claims(const ClaimsOptions& options);
+/// The claims of TPLA (arXiv 2508.15881): speeds as priced; the others say that they wait.
+ClaimsReport tpla_claims(const ClaimsOptions& options);
 
 /// The JSON twin of the printed report.
 nlohmann::json to_json(const ClaimsReport& report);

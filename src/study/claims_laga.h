@@ -23,5 +23,11 @@ Claim laga_one_rank_bits(ClaimRuns& runs);      // L9
 Claim laga_gradient_accuracy(ClaimRuns& runs);  // L10
 // claims_laga_flops.cpp
 Claim laga_flops(ClaimRuns& runs);  // L12
+// claims_laga_training.cpp
+Claim laga_training(ClaimRuns& runs);  // L11
+// claims_laga_throughput.cpp
+Claim laga_throughput(ClaimRuns& runs);  // L13
+// claims_laga_routing.cpp
+Claim laga_routing_noise(ClaimRuns& runs);  // L14
 
 }  // namespace isomer

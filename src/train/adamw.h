@@ -9,13 +9,10 @@
 
 namespace isomer {
 
-/// Stands for a tenth of the steps, at most 100; resolved when a run begins.
-inline constexpr std::int64_t kAutomaticWarmup = -1;
-
 struct AdamWOptions {
   double learning_rate = 3e-3;
   double min_learning_rate = 3e-4;  // where the cosine ends
-  std::int64_t warmup_steps = kAutomaticWarmup;
+  std::int64_t warmup_steps = 100;
   double beta1 = 0.9, beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.1;

@@ -10,6 +10,8 @@ namespace {
 std::atomic<bool> stop_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};  // SIGUSR1: Ctrl-C as it comes through mpirun (comm/launch.cpp)
+
 void on_signal(int signal) {
   if (stop_requested.exchange(true)) {
     std::signal(signal, SIG_DFL);
@@ -21,13 +23,11 @@ void on_signal(int signal) {
 
 StopOnSignal::StopOnSignal() {
   stop_requested = false;
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  for (const int signal : kSignals) std::signal(signal, on_signal);
 }
 
 StopOnSignal::~StopOnSignal() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  for (const int signal : kSignals) std::signal(signal, SIG_DFL);
 }
 
 const std::atomic<bool>& StopOnSignal::requested() const { return stop_requested; }

@@ -1,12 +1,12 @@
-// Ctrl-C (SIGINT) and SIGTERM ask a run to stop at the end of its step, with a checkpoint. A second one ends it at
-// once.
+// Ctrl-C (SIGINT), SIGTERM and SIGUSR1 ask a run to stop at the end of its step, with a checkpoint. A second one ends
+// it at once.
 #pragma once
 
 #include <atomic>
 
 namespace isomer {
 
-/// Catches both signals while it lives; one object at a time.
+/// Catches these signals while it lives; one object at a time.
 class StopOnSignal {
  public:
   StopOnSignal();

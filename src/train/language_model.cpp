@@ -30,7 +30,7 @@ bool recomputes_block(const Layout& layout) {
 }
 
 void check_fit(const RankContext& ctx, const LanguageModelOptions& o) {
-  const std::string reason = why_unfit(o.layout, o.config, ctx.world_size(), o.seq);
+  const std::string reason = why_unfit(o.layout, o.config, ctx.world_size(), o.seq, o.core);
   if (!reason.empty()) invalid_argument("--layout {}: {}", to_string(o.layout), reason);
 }
 
@@ -53,20 +53,27 @@ LanguageModel::LanguageModel(RankContext& ctx, LanguageModelOptions options) : o
   tokens_ = token_shards_of(layout, options_.seq, options_.batch);
   groups_ = make_sequence_groups(ctx, layout);
   rope_ = make_rope_rows(ctx, options_.config, options_.dtype, 0, tokens_.positions(groups_.sequence->rank()),
-                         options_.batch, std::max(options_.seq, options_.config.max_position_embeddings));
+                         options_.batch, options_.seq);
+}
+
+std::vector<std::int64_t> LanguageModel::row_tokens() const {
+  std::vector<std::int64_t> tokens;
+  for (const IndexRange& range : tokens_.positions(groups_.sequence->rank())) {
+    for (std::int64_t position = range.begin; position < range.end(); ++position) {
+      for (std::int64_t b = 0; b < options_.batch; ++b) tokens.push_back(b * options_.seq + position);
+    }
+  }
+  return tokens;
 }
 
 LanguageModel::Rows LanguageModel::rows_of(RankContext& ctx, std::span<const Sample> samples) const {
   ISOMER_CHECK(static_cast<std::int64_t>(samples.size()) == options_.batch, "{} samples for a batch of {}",
                samples.size(), options_.batch);
   Rows rows;
-  for (const IndexRange& range : tokens_.positions(groups_.sequence->rank())) {
-    for (std::int64_t position = range.begin; position < range.end(); ++position) {
-      for (const Sample& sample : samples) {
-        rows.ids.push_back(sample.ids.at(static_cast<std::size_t>(position)));
-        rows.targets.push_back(sample.targets.at(static_cast<std::size_t>(position)));
-      }
-    }
+  for (const std::int64_t token : row_tokens()) {
+    const Sample& sample = samples[static_cast<std::size_t>(token / options_.seq)];
+    rows.ids.push_back(sample.ids.at(static_cast<std::size_t>(token % options_.seq)));
+    rows.targets.push_back(sample.targets.at(static_cast<std::size_t>(token % options_.seq)));
   }
   for (const Sample& sample : samples) {
     auto& begins = rows.documents.emplace_back();

@@ -39,6 +39,9 @@ class LanguageModel {
   const SequenceGroups& groups() const { return groups_; }
   const TokenShards& tokens() const { return tokens_; }
 
+  /// What each of this rank's rows is: b·seq + position, b counting the sequences of a call. [count(rank)·batch]
+  std::vector<std::int64_t> row_tokens() const;
+
   /// Samples of this replica, options().batch of them, each seq tokens. Adds the gradients of scale · (sum of the
   /// losses of this rank's targets) to parameters.gradient and returns that sum.
   HeadLoss forward_backward(RankContext& ctx, const Parameters& parameters, std::span<const Sample> samples,

@@ -110,12 +110,17 @@ nlohmann::json state_json(const TrainerState& s) {
 TrainerState state_from(const fs::path& file) {
   const nlohmann::json json = parse_json(read_text_file(file, kMaxJsonBytes), file.string());
   try {
-    return {.step = json.at("step"),
-            .samples = json.at("samples"),
-            .tokens = json.at("tokens"),
-            .seconds = json.at("seconds"),
-            .layout = json.at("layout"),
-            .num_ranks = json.at("ranks")};
+    const TrainerState state{.step = json.at("step"),
+                             .samples = json.at("samples"),
+                             .tokens = json.at("tokens"),
+                             .seconds = json.at("seconds"),
+                             .layout = json.at("layout"),
+                             .num_ranks = json.at("ranks")};
+    if (state.step != step_of(file.parent_path()) || state.samples < 0) {
+      throw Error(fmt::format("{}: step {}, samples {}: not those of this checkpoint", file.string(), state.step,
+                              state.samples));
+    }
+    return state;
   } catch (const nlohmann::json::exception& error) {
     throw Error(fmt::format("{}: {}", file.string(), error.what()));
   }
@@ -135,18 +140,38 @@ void write_text_atomically(const fs::path& path, std::string_view text) {
   rename_over(temporary, path);
 }
 
-void RunDirectory::create(const nlohmann::json& settings) const {
+void RunDirectory::check_free() const {
   std::error_code code;
   if (fs::exists(path_ / "run.json", code)) {
     invalid_argument("--out {}: there is a run in it already; continue it with --resume {}, or name another directory",
                      path_.string(), path_.string());
   }
-  if (fs::exists(path_, code) && (!fs::is_directory(path_, code) || !fs::is_empty(path_, code))) {
-    invalid_argument("--out {}: it is not an empty directory; name a new one", path_.string());
+  if (!fs::exists(fs::symlink_status(path_, code))) return;
+  const bool usable = fs::is_directory(fs::symlink_status(path_, code)) && fs::is_empty(path_, code);
+  if (!usable || fs::equivalent(path_, fs::current_path(), code)) {
+    invalid_argument("--out {}: it is not an empty directory beside this one; name a new one", path_.string());
   }
-  fs::create_directories(path_ / "checkpoints", code);
+}
+
+void RunDirectory::create(const nlohmann::json& settings, const std::function<void(const fs::path&)>& fill) const {
+  check_free();
+  fs::path place = fs::absolute(path_).lexically_normal();
+  if (!place.has_filename()) place = place.parent_path();
+  const fs::path staging = place.parent_path() / ("." + place.filename().string() + std::string(kUnfinished));
+  std::error_code code;
+  fs::remove_all(staging, code);
+  fs::create_directories(staging / "checkpoints", code);
   if (code) throw Error(fmt::format("--out {}: can't be made: {}", path_.string(), code.message()));
-  write_text_atomically(path_ / "run.json", settings.dump(2) + "\n");
+  try {
+    if (fill) fill(staging);
+    write_text_atomically(staging / "run.json", settings.dump(2) + "\n");
+    flush(staging);
+    rename_over(staging, place);
+  } catch (...) {
+    fs::remove_all(staging, code);
+    throw;
+  }
+  flush(place.parent_path());
 }
 
 nlohmann::json RunDirectory::settings() const {
@@ -173,19 +198,23 @@ void RunDirectory::point_latest_to(const fs::path& checkpoint) const {
   link_atomically(fs::path("checkpoints") / checkpoint.filename(), path_ / "latest");
 }
 
-void RunDirectory::link_model_files(const ModelFiles& files) const {
-  const auto link = [&](std::string_view name) { link_atomically(fs::path("latest") / name, path_ / name); };
-  link("config.json");
-  link("model.safetensors");
-  if (!files.tokenizer_json.empty()) link("tokenizer.json");
-  if (!files.tokenizer_config_json.empty()) link("tokenizer_config.json");
+void RunDirectory::link_model_files(const fs::path& checkpoint) const {
+  const auto belongs = [](const std::string& name) {
+    return name == "config.json" || name.starts_with("tokenizer") || name.starts_with("model");
+  };
+  for (const auto& entry : fs::directory_iterator(checkpoint)) {
+    const std::string name = entry.path().filename().string();
+    if (belongs(name)) link_atomically(fs::path("latest") / name, path_ / name);
+  }
 }
 
 void RunDirectory::save(const Parameters& parameters, const TrainerState& state, const ModelFiles& files, DType dtype,
                         int keep) const {
+  std::error_code code;
+  // No checkpoint without the lines of its steps.
+  if (fs::exists(metrics_file(), code)) flush(metrics_file());
   const fs::path final_path = checkpoint_of(state.step);
   const fs::path directory = final_path.string() + std::string(kUnfinished);
-  std::error_code code;
   fs::remove_all(directory, code);
   fs::create_directories(directory, code);
   if (code) throw Error(fmt::format("{}: can't be made: {}", directory.string(), code.message()));
@@ -206,7 +235,16 @@ void RunDirectory::save(const Parameters& parameters, const TrainerState& state,
   }
   flush(final_path.parent_path());
   point_latest_to(final_path);
-  link_model_files(files);
+  link_model_files(final_path);
+  flush(path_);
+  prune(keep);
+}
+
+void RunDirectory::repair(int keep) const {
+  const auto newest = latest();
+  if (!newest) return;
+  point_latest_to(*newest);
+  link_model_files(*newest);
   flush(path_);
   prune(keep);
 }

@@ -1,6 +1,6 @@
 // What a training run leaves on disk, so that a kill at any moment leaves the last good checkpoint (docs/training.md):
 //
-//   run.json                        the settings of the run, written once
+//   run.json                        the settings of the run, written once; with it what its creator adds (tokens, say)
 //   metrics.jsonl                   one line a step
 //   checkpoints/step-00000500/      config.json, model.safetensors, tokenizer.json: a Hugging Face directory; beside it
 //                                   optimizer.safetensors and trainer.json
@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -37,8 +38,12 @@ class RunDirectory {
   explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)) {}
   const std::filesystem::path& path() const { return path_; }
 
-  /// Makes a new run. Throws std::invalid_argument if there is one already, or something else stands at the path.
-  void create(const nlohmann::json& settings) const;
+  /// Throws std::invalid_argument if a run can't be made here: there is one already, or something else stands at the
+  /// path. An empty directory may.
+  void check_free() const;
+  /// Makes a new run, whole or not at all: under another name (which it is left with by a kill, and which the next try
+  /// removes), then renamed. `fill` writes further files into the directory it is given. Throws as check_free does.
+  void create(const nlohmann::json& settings, const std::function<void(const std::filesystem::path&)>& fill = {}) const;
   /// The settings it was created with. Throws isomer::Error if it is no run.
   nlohmann::json settings() const;
 
@@ -56,6 +61,10 @@ class RunDirectory {
   /// Master weights, moments and state of the newest checkpoint. Throws isomer::Error naming what is wrong.
   TrainerState load(RankContext& ctx, Parameters& parameters) const;
 
+  /// What a kill between a checkpoint's rename and the end of `save` left undone: links to the newest, old ones and
+  /// unfinished ones gone.
+  void repair(int keep) const;
+
   /// Drops what metrics.jsonl says of steps after `step`: a run that was killed repeats them.
   void truncate_metrics(std::int64_t step) const;
   std::filesystem::path metrics_file() const { return path_ / "metrics.jsonl"; }
@@ -63,7 +72,7 @@ class RunDirectory {
  private:
   std::filesystem::path checkpoint_of(std::int64_t step) const;
   void point_latest_to(const std::filesystem::path& checkpoint) const;
-  void link_model_files(const ModelFiles& files) const;
+  void link_model_files(const std::filesystem::path& checkpoint) const;
   void prune(int keep) const;
 
   std::filesystem::path path_;

@@ -1,4 +1,8 @@
+#include <algorithm>
+
 #include "core/error.h"
+#include "parallel/sequence/scheme.h"
+#include "sharding/sequence_layout.h"
 #include "train/trainer.h"
 
 namespace isomer {
@@ -62,6 +66,45 @@ TrainSettings train_settings_from(const nlohmann::json& json, const std::string&
   return settings;
 }
 
+DType dtype_of(const TrainSettings& settings) {
+  if (settings.dtype == "f32") return DType::f32;
+  if (settings.dtype == "bf16") return DType::bf16;
+  invalid_argument("--dtype '{}': it takes f32 or bf16", settings.dtype);
+}
+
+AttentionCore attention_core_of(const TrainSettings& settings) {
+  if (settings.attention == "fused") return AttentionCore::fused;
+  if (settings.attention == "eager") return AttentionCore::eager;
+  invalid_argument("--attention '{}': it takes fused or eager", settings.attention);
+}
+
+std::int64_t micro_batch_of(const TrainRun& run) {
+  const int replicas = sequence_layout(parse_layout(run.settings.layout), run.group.num_ranks).data_replicas;
+  const std::int64_t share = run.settings.batch / replicas;
+  return run.settings.micro_batch > 0 ? std::min(run.settings.micro_batch, share) : share;
+}
+
+void check_run(const TrainRun& run) {
+  const TrainSettings& s = run.settings;
+  check_settings(s, run.config);
+  dtype_of(s);
+  const Layout layout = parse_layout(s.layout);
+  const int ranks = run.group.num_ranks;
+  make_sequence_scheme(layout, run.config);
+  const std::string reason = why_unfit(layout, run.config, ranks, s.seq, attention_core_of(s));
+  if (!reason.empty()) invalid_argument("--layout {}: {}", s.layout, reason);
+  const int replicas = sequence_layout(layout, ranks).data_replicas;
+  if (s.batch % replicas != 0) {
+    const std::int64_t near = std::max<std::int64_t>(1, s.batch / replicas) * replicas;
+    invalid_argument("--batch {}: {} data-parallel replicas don't divide it; take {} or {}", s.batch, replicas, near,
+                     near + replicas);
+  }
+  const std::int64_t share = s.batch / replicas, micro = micro_batch_of(run);
+  if (share % micro != 0) {
+    invalid_argument("--micro-batch {}: it doesn't divide the {} sequences of a replica's step", micro, share);
+  }
+}
+
 void check_settings(const TrainSettings& s, const ModelConfig& config) {
   check_range("steps", static_cast<double>(s.steps), 1, 1e9);
   check_range("seq", static_cast<double>(s.seq), 1, 1 << 24);
@@ -74,6 +117,8 @@ void check_settings(const TrainSettings& s, const ModelConfig& config) {
   check_range("beta2", s.adamw.beta2, 0, 0.999999);
   check_range("weight-decay", s.adamw.weight_decay, 0, 10);
   check_range("clip", s.adamw.clip_norm, 0, 1e9);
+  check_range("init-std", s.initial_stddev, 0, 1e3);
+  check_range("bias-update-rate", s.bias_update_rate, 0, 1);
   check_range("eval-every", static_cast<double>(s.eval_every), 0, 1e9);
   check_range("eval-sequences", static_cast<double>(s.eval_sequences), 1, 1e9);
   if (config.max_position_embeddings > 0 && s.seq > config.max_position_embeddings) {

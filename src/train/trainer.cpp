@@ -4,31 +4,19 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <numbers>
-#include <numeric>
 
 #include "comm/communicator.h"
 #include "cost/op_cost.h"
 #include "kernels/dispatch.h"
 #include "kernels/matmul.h"
-#include "parallel/sequence/scheme.h"
+#include "train/expert_load.h"
 
 namespace isomer {
 
 namespace {
-
-DType dtype_of(const TrainSettings& settings) {
-  if (settings.dtype == "f32") return DType::f32;
-  if (settings.dtype == "bf16") return DType::bf16;
-  invalid_argument("--dtype '{}': it takes f32 or bf16", settings.dtype);
-}
-
-AttentionCore core_of(const TrainSettings& settings) {
-  if (settings.attention == "fused") return AttentionCore::fused;
-  if (settings.attention == "eager") return AttentionCore::eager;
-  invalid_argument("--attention '{}': it takes fused or eager", settings.attention);
-}
 
 /// FLOP/s of a large product on this rank's threads: what a step is measured against.
 double matrix_rate(RankContext& ctx, DType dtype) {
@@ -59,20 +47,11 @@ class TrainRank {
         model_(ctx, {.config = run.config,
                      .layout = layout_,
                      .dtype = dtype_,
-                     .core = core_of(settings_),
+                     .core = attention_core_of(settings_),
                      .seq = settings_.seq,
-                     .batch = micro_batch(run, layout_)}) {
-    if (settings_.batch % (model_.groups().data_size * model_.options().batch) != 0) {
-      invalid_argument("--batch {}: {} replicas of {} sequences a forward don't divide it", settings_.batch,
-                       model_.groups().data_size, model_.options().batch);
-    }
-    model_.set_routing_sink([this](std::int64_t layer, const Routing& routing) { count_load(layer, routing); });
-    if (run.routing) model_.set_routing(run.routing);
-    if (ctx.dry_run()) {
-      model_.set_routing([kind = run.dry_routing](std::int64_t layer) {
-        return RoutingSource{.kind = kind, .seed = static_cast<std::uint64_t>(layer)};
-      });
-    }
+                     .batch = micro_batch_of(run)}),
+        loads_(run.config) {
+    observe_routing();
   }
 
   TrainAccount dry_step() {
@@ -82,7 +61,10 @@ class TrainRank {
                        .positions = {}};
     begin_step();
     const std::vector<Sample> samples(static_cast<std::size_t>(model_.options().batch), empty);
-    for (std::int64_t m = 0; m < num_micro_batches(); ++m) model_.forward_backward(ctx_, parameters_, samples, 1.0);
+    for (std::int64_t m = 0; m < num_micro_batches(); ++m) {
+      begin_micro_batch(m);
+      model_.forward_backward(ctx_, parameters_, samples, 1.0);
+    }
     finish_gradients();
     adamw_step(ctx_, parameters_, settings_.adamw, 0, 0, 1);
     parameters_.refresh(ctx_);
@@ -109,20 +91,13 @@ class TrainRank {
       }
     }
     if (saved_at != state_.step) save();
+    if (run_.on_end && at_root()) run_.on_end(parameters_);
     result.steps = state_.step;
-    result.accounts.push_back(account());
+    result.accounts.push_back(account_);
     return result;
   }
 
  private:
-  static std::int64_t micro_batch(const TrainRun& run, const Layout& layout) {
-    const int replicas = sequence_layout(layout, run.group.num_ranks).data_replicas;
-    if (run.settings.batch % replicas != 0) {
-      invalid_argument("--batch {}: {} data-parallel replicas don't divide it", run.settings.batch, replicas);
-    }
-    const std::int64_t share = run.settings.batch / replicas;
-    return run.settings.micro_batch > 0 ? std::min(run.settings.micro_batch, share) : share;
-  }
   bool at_root() const { return ctx_.rank() == 0; }
   std::int64_t num_micro_batches() const {
     return settings_.batch / model_.groups().data_size / model_.options().batch;
@@ -140,13 +115,19 @@ class TrainRank {
       } else {
         say(fmt::format("resumed at step {}", state_.step));
       }
-      if (at_root()) directory_.truncate_metrics(state_.step);
+      if (at_root()) directory_.repair(run_.keep);
     } else {
-      parameters_.set(initial_model_weights(run_.config, settings_.seed, DType::f32, settings_.initial_stddev));
+      ModelWeights weights = initial_model_weights(run_.config, settings_.seed, DType::f32, settings_.initial_stddev);
+      if (run_.on_begin) run_.on_begin(weights);
+      parameters_.set(weights);
       parameters_.refresh(ctx_);
     }
-    if (at_root() && run_.save_weights) metrics_.open(directory_.metrics_file(), std::ios::app);
-    if (!clock_is_virtual(run_.group)) matrix_rate_ = matrix_rate(ctx_, dtype_);
+    if (at_root() && run_.save_weights) {
+      // Also of a run that was killed before its first checkpoint and begins anew.
+      directory_.truncate_metrics(state_.step);
+      metrics_.open(directory_.metrics_file(), std::ios::app);
+    }
+    if (run_.measure_matrix_rate && !clock_is_virtual(run_.group)) matrix_rate_ = matrix_rate(ctx_, dtype_);
     ctx_.comm().barrier();
   }
 
@@ -154,7 +135,7 @@ class TrainRank {
     ctx_.ledger().clear();
     ctx_.ops().clear();
     ctx_.memory().open_window();
-    loads_.assign(static_cast<std::size_t>(run_.config.num_hidden_layers * run_.config.moe.n_routed_experts), 0.0);
+    loads_.clear();
     run_kernel(ctx_, "zero gradients", elementwise_cost(parameters_.gradient.numel(), 0, 0, 1, DType::f32), [&] {
       std::memset(parameters_.gradient.raw(), 0, static_cast<std::size_t>(parameters_.gradient.nbytes()));
     });
@@ -181,12 +162,11 @@ class TrainRank {
     const double begin = wall_clock_s();
     begin_step();
     const std::int64_t targets = std::max<std::int64_t>(1, count_targets());
-    const std::int64_t share = settings_.batch / model_.groups().data_size;
     double loss = 0;
     for (std::int64_t m = 0; m < num_micro_batches(); ++m) {
-      const std::int64_t first = state_.samples + model_.groups().data_rank * share + m * model_.options().batch;
-      loss +=
-          model_.forward_backward(ctx_, parameters_, samples_of(first), 1.0 / static_cast<double>(targets)).loss_sum;
+      begin_micro_batch(m);
+      const std::vector<Sample> samples = samples_of(state_.samples + first_sequence(m));
+      loss += model_.forward_backward(ctx_, parameters_, samples, 1.0 / static_cast<double>(targets)).loss_sum;
     }
     finish_gradients();
     StepMetrics metrics{.total_steps = settings_.steps};
@@ -200,14 +180,15 @@ class TrainRank {
     }
     metrics.learning_rate = learning_rate(settings_.adamw, state_.step, settings_.steps);
     adamw_step(ctx_, parameters_, settings_.adamw, state_.step, metrics.learning_rate, metrics.gradient_norm);
-    update_correction_biases();
+    loads_.update_correction_biases(parameters_.weights, settings_.bias_update_rate);
     parameters_.refresh(ctx_);
+    account_ = account();
     state_.step += 1;
     state_.samples += settings_.batch;
     state_.tokens += targets;
     metrics.step = state_.step;
     metrics.tokens = state_.tokens;
-    metrics.largest_load = largest_load();
+    metrics.largest_load = loads_.largest();
     metrics.seconds = wall_clock_s() - begin;
     state_.seconds += metrics.seconds;
     metrics.tokens_per_s = static_cast<double>(targets) / metrics.seconds;
@@ -220,13 +201,7 @@ class TrainRank {
 
   void finish_gradients() {
     model_.sync_gradients(ctx_, parameters_);
-    if (loads_.empty() || ctx_.world_size() == 1) return;
-    const PhaseScope phase(ctx_, Phase::gradient_sync);
-    const Tensor sum =
-        ctx_.empty("expert loads", MemoryClass::communication, DType::f64, {static_cast<std::int64_t>(loads_.size())});
-    if (!ctx_.dry_run()) std::memcpy(sum.raw(), loads_.data(), loads_.size() * sizeof(double));
-    ctx_.comm().all_reduce("expert loads", sum);
-    if (!ctx_.dry_run()) std::memcpy(loads_.data(), sum.raw(), loads_.size() * sizeof(double));
+    loads_.sum_over_ranks(ctx_);
   }
 
   double sum_over_ranks(double value) {
@@ -237,37 +212,44 @@ class TrainRank {
     return sum.data<double>()[0];
   }
 
-  void count_load(std::int64_t layer, const Routing& routing) {
-    const std::int64_t first = layer * run_.config.moe.n_routed_experts;
-    for (const std::int32_t expert : routing.experts) loads_[static_cast<std::size_t>(first + expert)] += 1;
-    if (run_.routing_sink) run_.routing_sink(state_.step, layer, ctx_.rank(), routing);
+  /// Replayed and observed are the steps, not what evaluates them.
+  /// Sequence of the global batch that this replica's micro-batch begins with.
+  std::int64_t first_sequence(std::int64_t micro_batch) const {
+    const std::int64_t share = settings_.batch / model_.groups().data_size;
+    return model_.groups().data_rank * share + micro_batch * model_.options().batch;
   }
 
-  /// V3's balancing without an auxiliary loss: an expert above the mean load loses, one below gains.
-  void update_correction_biases() {
-    const std::int64_t experts = run_.config.moe.n_routed_experts;
-    for (std::int64_t l = 0; l < run_.config.num_hidden_layers; ++l) {
-      const Tensor bias = parameters_.weights.layers[static_cast<std::size_t>(l)].moe.e_score_correction_bias;
-      if (!bias) continue;
-      const double* load = loads_.data() + l * experts;
-      const double mean = std::accumulate(load, load + experts, 0.0) / static_cast<double>(experts);
-      for (std::int64_t e = 0; e < experts; ++e) {
-        const double direction = load[e] < mean ? 1 : load[e] > mean ? -1 : 0;
-        bias.data<float>()[e] += static_cast<float>(settings_.bias_update_rate * direction);
-      }
-    }
+  /// Numbers this rank's tokens within the global batch, for traces of routing.
+  void begin_micro_batch(std::int64_t micro_batch) {
+    if (!run_.dry_trace && !run_.recorded_routing) return;
+    tokens_ = model_.row_tokens();
+    for (std::int64_t& token : tokens_) token += first_sequence(micro_batch) * settings_.seq;
   }
 
-  double largest_load() const {
-    const auto experts = static_cast<std::size_t>(run_.config.moe.n_routed_experts);
-    double largest = 0;
-    for (std::size_t first = 0; first < loads_.size(); first += experts) {
-      const auto begin = loads_.begin() + static_cast<std::ptrdiff_t>(first);
-      const auto end = begin + static_cast<std::ptrdiff_t>(experts);
-      const double mean = std::accumulate(begin, end, 0.0) / static_cast<double>(experts);
-      if (mean > 0) largest = std::max(largest, *std::max_element(begin, end) / mean);
+  void observe_routing() {
+    model_.set_routing_sink([this, first = std::int64_t{-1}](std::int64_t layer, const Routing& routing) mutable {
+      if (evaluating_) return;
+      loads_.count(layer, routing);
+      if (first < 0) first = state_.step;
+      if (run_.recorded_routing && state_.step == first) run_.recorded_routing->enter(layer, tokens_, routing);
+      if (run_.routing_sink) run_.routing_sink(state_.step, layer, ctx_.rank(), routing);
+    });
+    if (ctx_.dry_run() && run_.dry_trace) {
+      model_.set_routing([this](std::int64_t layer) {
+        if (!run_.config.is_moe_layer(layer)) return RoutingSource{};
+        Routing& mine = replayed_[layer];
+        mine = run_.dry_trace->of(layer, tokens_);
+        return RoutingSource{.kind = RoutingSource::Kind::replayed, .replay = &mine};
+      });
+    } else if (ctx_.dry_run()) {
+      model_.set_routing([kind = run_.dry_routing](std::int64_t layer) {
+        return RoutingSource{.kind = kind, .seed = static_cast<std::uint64_t>(layer)};
+      });
+    } else if (run_.routing) {
+      model_.set_routing([this](std::int64_t layer) {
+        return evaluating_ ? RoutingSource{} : run_.routing(state_.step, layer, ctx_.rank());
+      });
     }
-    return largest;
   }
 
   bool stop_requested() {
@@ -277,6 +259,7 @@ class TrainRank {
 
   /// Mean loss over the first eval_sequences of the held-out text; every replica takes its share of them.
   void evaluate(StepMetrics& metrics) {
+    evaluating_ = true;
     const std::int64_t batch = model_.options().batch, replicas = model_.groups().data_size;
     const std::int64_t wanted = std::min(settings_.eval_sequences, run_.eval_data->num_sequences());
     double loss = 0, targets = 0;
@@ -291,6 +274,7 @@ class TrainRank {
       }
       for (const double token : model_.token_losses(ctx_, parameters_.weights, samples)) loss += token;
     }
+    evaluating_ = false;
     // Every rank of a sequence counted all of its targets.
     const double total = sum_over_ranks(targets) / model_.groups().sequence->size();
     metrics.eval_loss = sum_over_ranks(loss) / std::max(1.0, total);
@@ -343,7 +327,11 @@ class TrainRank {
   Parameters parameters_;
   LanguageModel model_;
   TrainerState state_;
-  std::vector<double> loads_;  // [layers, experts] of this step
+  ExpertLoad loads_;                          // of this step
+  TrainAccount account_;                      // of the last step
+  std::vector<std::int64_t> tokens_;          // of this rank in the global batch, where routing is traced
+  std::map<std::int64_t, Routing> replayed_;  // by layer
+  bool evaluating_ = false;
   double matrix_rate_ = 0;
   std::ofstream metrics_;
 };
@@ -351,9 +339,11 @@ class TrainRank {
 }  // namespace
 
 TrainResult train(const TrainRun& run, const RunDirectory& directory) {
+  check_run(run);
   TrainResult result;
   std::vector<TrainAccount> accounts(static_cast<std::size_t>(run.group.num_ranks));
   std::mutex mutex;
+  const bool one_process = run.group.backend == Backend::threads || run.group.dry_run;
   run_group(run.group, [&](RankContext& ctx) {
     TrainRank rank(ctx, run, directory);
     TrainResult mine;
@@ -363,10 +353,10 @@ TrainResult train(const TrainRun& run, const RunDirectory& directory) {
       mine = rank.train();
     }
     const std::lock_guard lock(mutex);
-    accounts[static_cast<std::size_t>(ctx.rank())] = mine.accounts.front();
-    if (ctx.rank() == 0 || run.group.backend == Backend::mpi) result = std::move(mine);
+    if (one_process) accounts[static_cast<std::size_t>(ctx.rank())] = mine.accounts.front();
+    if (ctx.rank() == 0 || !one_process) result = std::move(mine);
   });
-  result.accounts = std::move(accounts);
+  if (one_process) result.accounts = std::move(accounts);
   return result;
 }
 

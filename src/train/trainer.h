@@ -16,6 +16,7 @@
 #include "train/adamw.h"
 #include "train/batches.h"
 #include "train/language_model.h"
+#include "train/routing_trace.h"
 #include "train/run_directory.h"
 
 namespace isomer {
@@ -43,6 +44,9 @@ struct TrainSettings {
 nlohmann::json to_json(const TrainSettings& settings);
 /// Throws isomer::Error naming `source` and the key.
 TrainSettings train_settings_from(const nlohmann::json& json, const std::string& source);
+/// Throw std::invalid_argument for another value.
+DType dtype_of(const TrainSettings& settings);
+AttentionCore attention_core_of(const TrainSettings& settings);
 /// Throws std::invalid_argument naming option, value and limit.
 void check_settings(const TrainSettings& settings, const ModelConfig& config);
 
@@ -81,18 +85,30 @@ struct TrainRun {
   bool save_weights = true;  // tests and dry runs: nothing on disk
   GroupOptions group;
   RoutingSource::Kind dry_routing = RoutingSource::Kind::balanced;
+  std::shared_ptr<const RoutingTrace> dry_trace;   // a dry run's routing, instead
+  std::shared_ptr<RoutingTrace> recorded_routing;  // takes that of the first step; ranks of this process
   const std::atomic<bool>* stop_requested = nullptr;
   std::function<void(const StepMetrics&)> on_step;     // at rank 0
   std::function<void(const std::string&)> on_message;  // at rank 0
-  RoutingOf routing;                                   // tests: replayed
+  bool measure_matrix_rate = true;                     // some tenths of a second
+  /// Studies and tests: routing replayed of step (from 0), layer and rank; one forward a step.
+  std::function<RoutingSource(std::int64_t step, std::int64_t layer, int rank)> routing;
   std::function<void(std::int64_t step, std::int64_t layer, int rank, const Routing&)> routing_sink;
+  std::function<void(ModelWeights&)> on_begin;  // studies: changes what a new run begins with, on every rank
+  std::function<void(const Parameters& parameters)> on_end;  // studies: at rank 0, what it ends with
 };
+
+/// Throws std::invalid_argument where the layout doesn't fit the model or the batch doesn't divide, before anything
+/// runs.
+void check_run(const TrainRun& run);
+/// Sequences a forward of one replica.
+std::int64_t micro_batch_of(const TrainRun& run);
 
 struct TrainResult {
   std::int64_t steps = 0;
   double last_loss = 0;
   bool stopped_early = false;          // by stop_requested
-  std::vector<TrainAccount> accounts;  // by rank; under MPI this process's only
+  std::vector<TrainAccount> accounts;  // by rank; under MPI this process's only; zeros if no step was made
 };
 
 /// Trains to settings.steps (or stop_at) and leaves a checkpoint there. In a dry run: one step on shapes.

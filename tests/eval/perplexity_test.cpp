@@ -20,6 +20,7 @@ ModelConfig small_config() {
   ModelConfig config = load_model_config("tiny-mla");
   config.vocab_size = kVocab;
   config.num_hidden_layers = 2;
+  config.max_position_embeddings = 100;
   return config;
 }
 
@@ -171,7 +172,7 @@ TEST(PerplexityRefusals, NameValueAndLimit) {
   expect_refused([&] { WindowOrder(data, 8, -1); }, {"--overlap -1"});
   expect_refused([&] { WindowOrder(data, 8, 0, -1); }, {"--limit -1"});
   expect_refused([&] { WindowOrder(random_documents({1}), 8, 0); }, {"1 tokens", "at least 2"});
-  expect_refused([&] { measure(data, 8193, "explicit:1"); }, {"--window 8193", "max_position_embeddings 8192"});
+  expect_refused([&] { measure(data, 101, "explicit:1"); }, {"--window 101", "max_position_embeddings 100"});
   expect_refused([&] { measure(data, 8, "laga:3"); }, {"laga:3"});
   expect_refused([&] { measure(random_documents({1, 1, 1}), 8, "explicit:1"); }, {"no token of the text"});
   const TokenDataset larger = TokenDataset::from_tokens({{0, 1}}, 41);

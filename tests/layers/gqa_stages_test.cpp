@@ -109,8 +109,12 @@ TEST_P(GqaDerivatives, GradientsAreTheDerivatives) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Grid, GqaDerivatives,
-                         ::testing::Combine(::testing::Values("explicit", "ring"),
+                         ::testing::Combine(::testing::Values("explicit"),
                                             ::testing::Values(AttentionCore::eager, AttentionCore::fused),
+                                            ::testing::Values(1, 2, 6)));
+// What passes round is merged part by part, which an eager core, with its whole score matrices, can't be.
+INSTANTIATE_TEST_SUITE_P(Ring, GqaDerivatives,
+                         ::testing::Combine(::testing::Values("ring"), ::testing::Values(AttentionCore::fused),
                                             ::testing::Values(1, 2, 6)));
 
 }  // namespace

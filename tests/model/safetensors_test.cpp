@@ -473,7 +473,7 @@ class MlaCheckpoint : public testing::Test {
     return Checkpoint::open(folder_.path());
   }
   ModelConfig config_ = load_model_config("tiny-mla");
-  Tensor embedding_ = seeded_tensor(1, "e", {1024, 256}, DType::bf16);
+  Tensor embedding_ = seeded_tensor(1, "e", {2048, 256}, DType::bf16);
   TempFolder folder_;
 };
 
@@ -520,13 +520,13 @@ TEST_F(MlaCheckpoint, SaysWhatIsWrong) {
 
 TEST_F(MlaCheckpoint, ReadsEmbeddingRows) {
   const auto checkpoint = write(seeded_attention_weights(config_, 1, DType::bf16, false, 1));
-  const std::vector<std::int64_t> ids{1023, 5, 5}, outside{1024};
+  const std::vector<std::int64_t> ids{2047, 5, 5}, outside{2048};
   const auto rows = load_embedding_rows(checkpoint, config_, ids, DType::f32);
-  EXPECT_EQ(values_of(rows.select(0, 0)), values_of(embedding_.select(0, 1023)));
+  EXPECT_EQ(values_of(rows.select(0, 0)), values_of(embedding_.select(0, 2047)));
   EXPECT_EQ(values_of(rows.select(0, 2)), values_of(embedding_.select(0, 5)));
   EXPECT_THROW(load_embedding_rows(checkpoint, config_, outside, DType::f32), std::invalid_argument);
   config_.vocab_size = 1000;
-  expect_error([&] { load_embedding_rows(checkpoint, config_, ids, DType::f32); }, {"has shape [1024, 256]"});
+  expect_error([&] { load_embedding_rows(checkpoint, config_, ids, DType::f32); }, {"has shape [2048, 256]"});
 }
 
 }  // namespace

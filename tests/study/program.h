@@ -45,7 +45,7 @@ inline ProgramResult run_shell(const std::string& command) {
 }
 
 inline ProgramResult run_isomer(const std::string& arguments) {
-  return run_shell(std::string(ISOMER_BINARY_DIR) + "/isomer " + arguments);
+  return run_shell(fmt::format("{}/isomer {}", ISOMER_BINARY_DIR, arguments));
 }
 
 }  // namespace isomer::testing

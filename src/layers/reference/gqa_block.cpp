@@ -86,7 +86,8 @@ void GqaBlock::forward() {
     reference::attention_head_forward(attention_head(task / h_, task % h_), attention_output(task / h_, task % h_));
   });
   result_.y = linear(result_.attention, "self_attn.o_proj");
-  for (std::size_t i = 0; i < result_.y.size(); ++i) result_.y[i] += in_.x[i];
+  const double scale = config_.residual_scale();
+  for (std::size_t i = 0; i < result_.y.size(); ++i) result_.y[i] = in_.x[i] + scale * result_.y[i];
 }
 
 reference::AttentionHead GqaBlock::attention_head(std::int64_t b, std::int64_t head) const {
@@ -116,7 +117,9 @@ void GqaBlock::backward() {
   Values dq(result_.q.size()), dk(result_.k.size()), dv(result_.v.size());
   {
     Values dattention(result_.attention.size());
-    linear_backward(in_.dy, result_.attention, "self_attn.o_proj", dattention);
+    Values dbranch = in_.dy;
+    for (double& d : dbranch) d *= config_.residual_scale();
+    linear_backward(dbranch, result_.attention, "self_attn.o_proj", dattention);
     attention_backward(dattention, dq, dk, dv);
   }
   rotate(dq, true);

@@ -54,7 +54,7 @@ class LanguageModel {
   void enter(const std::string& prefix, const NamedValues& gradients);
   void refuse_unused_weights() const;
 
-  Values rows_of(const Values& all, const Document& document, double scale) const;
+  Values rows_of(const Values& all, const Document& document) const;
 
   inline static const std::string kEmbedding = "model.embed_tokens.weight";
   inline static const std::string kHead = "lm_head.weight";
@@ -166,10 +166,10 @@ void LanguageModel::embedding_backward(const Values& dx) {
   }
 }
 
-Values LanguageModel::rows_of(const Values& all, const Document& document, double scale) const {
+Values LanguageModel::rows_of(const Values& all, const Document& document) const {
   Values rows;
   for (const std::size_t row : document.rows) {
-    for (std::size_t i = 0; i < hidden_ && !all.empty(); ++i) rows.push_back(scale * all[row * hidden_ + i]);
+    for (std::size_t i = 0; i < hidden_ && !all.empty(); ++i) rows.push_back(all[row * hidden_ + i]);
   }
   return rows;
 }
@@ -179,11 +179,9 @@ Values LanguageModel::attention(std::int64_t layer, const Values& x, const Value
   NamedValues weights = weights_below(prefix + "self_attn.");
   NamedValues named = {{"input_layernorm.weight", weight(prefix + "input_layernorm.weight", {config_.hidden_size})}};
   for (auto& [name, values] : weights) named["self_attn." + name] = std::move(values);
-  // The block adds its input whole; what it adds to it counts residual_scale.
-  const double scale = config_.residual_scale();
   Values out(x.size());
   for (const Document& document : documents_) {
-    const Values own_x = rows_of(x, document, 1), own_dy = rows_of(dy, document, scale);
+    const Values own_x = rows_of(x, document), own_dy = rows_of(dy, document);
     const AttentionReferenceResult block =
         attention_block_reference(config_,
                                   {.weights = named,
@@ -193,11 +191,9 @@ Values LanguageModel::attention(std::int64_t layer, const Values& x, const Value
                                    .x = own_x,
                                    .dy = own_dy},
                                   num_threads_);
-    const Values& direct = dy.empty() ? x : dy;
     for (std::size_t i = 0; i < document.rows.size() * hidden_; ++i) {
       const std::size_t at = document.rows[i / hidden_] * hidden_ + i % hidden_;
-      const double branch = dy.empty() ? scale * (block.y[i] - own_x[i]) : block.dx[i] - own_dy[i];
-      out[at] = direct[at] + branch;
+      out[at] = dy.empty() ? block.y[i] : block.dx[i];
     }
     enter(prefix, block.gradients);
   }

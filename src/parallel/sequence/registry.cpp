@@ -128,11 +128,6 @@ bool merges_parts(const SequenceLayout& axes) { return keeps_all_heads(axes.sche
 std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_ranks) {
   std::vector<Layout> layouts;
   for (const Entry& entry : entries(config.attention)) layouts.push_back(parse_layout(entry.name));
-  const auto other_kind = config.attention == AttentionKind::mla ? AttentionKind::gqa : AttentionKind::mla;
-  for (const Entry& entry : entries(other_kind)) {  // reported as omitted, with the reason
-    Layout layout = parse_layout(entry.name);
-    if (is_for_other_attention(layout, config.attention)) layouts.push_back(std::move(layout));
-  }
   const int inner = largest_inner(config.num_attention_heads, num_ranks);
   for (const std::string_view outer : {"ring", "latent-ring"}) {
     for (const Entry& entry : entries(config.attention)) {
@@ -142,7 +137,7 @@ std::vector<Layout> all_sequence_layouts(const ModelConfig& config, int num_rank
     }
   }
   for (const AttentionKind other : {AttentionKind::mla, AttentionKind::gqa}) {
-    for (const Entry& entry : entries(other)) {
+    for (const Entry& entry : entries(other)) {  // reported as omitted, with the reason
       const Layout layout = parse_layout(entry.name);
       if (is_for_other_attention(layout, config.attention)) layouts.push_back(layout);
     }

@@ -1,0 +1,143 @@
+// isomer plan fit: efficiency curves from measured operations into a hardware file.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/isomer/plan_commands.h"
+#include "apps/isomer/table.h"
+#include "core/error.h"
+#include "model/json_text.h"
+#include "plan/builtin_hardware.h"
+#include "plan/fit.h"
+#include "plan/fit_report.h"
+#include "plan/hardware_json.h"
+#include "study/machine.h"
+
+namespace isomer {
+
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  std::string silicon, system, table, base, out, json_path;
+};
+
+struct Inputs {
+  SampleFamilies families;
+  std::string base;  // hardware whose figures are kept
+  std::string data;  // for the file's "fit"
+};
+
+Inputs read_inputs(const Options& options) {
+  if (options.silicon.empty() == options.table.empty()) {
+    invalid_argument("plan fit: give either --silicon DIR with --system, or --table FILE");
+  }
+  if (!options.table.empty()) {
+    if (options.base.empty()) {
+      invalid_argument("plan fit: --table needs --hardware, a name or file with the device's peaks and links");
+    }
+    return {load_table(options.table), options.base,
+            "a table of measured operations: " + std::filesystem::path(options.table).filename().string()};
+  }
+  const auto systems = silicon_systems(options.silicon);
+  std::string known;
+  for (const auto& [hardware, folder] : systems) {
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", folder);
+    if (options.system != folder && options.system != hardware) continue;
+    return {load_silicon(options.silicon, folder), options.base.empty() ? hardware : options.base,
+            "AIConfigurator data set (ai-dynamo, Apache-2.0), " + folder + ": TensorRT-LLM 1.3.0rc20, NCCL 2.29.2"};
+  }
+  invalid_argument("plan fit: --system '{}': {} has {}", printable(options.system), options.silicon, known);
+}
+
+/// The file that the figures come from, as JSON, so that its words stay.
+json description_of(const std::string& base) {
+  for (const auto& hardware : builtin_hardware()) {
+    if (hardware.name == base) return parse_json(hardware.json, base);
+  }
+  return parse_json(read_text_file(base, 64 << 20), base);
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) throw Error(fmt::format("{}: could not be written", path));
+}
+
+std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
+void print(const std::vector<Curve>& curves) {
+  Table table({"operation", "rows", "mean", "p95", "held back", "mean", "p95", "coefficients"});
+  for (const Curve& curve : curves) {
+    std::size_t coefficients = 5;
+    for (const Surface& surface : curve.surfaces) coefficients += surface.values.size();
+    table.add({curve.label(), fmt::format("{}", curve.used.rows), percent(curve.used.mean), percent(curve.used.p95),
+               fmt::format("{}", curve.held_back.rows), percent(curve.held_back.mean), percent(curve.held_back.p95),
+               fmt::format("{}", coefficients)});
+  }
+  fmt::print("{}", table.text());
+}
+
+json report(const std::vector<Curve>& curves, const std::vector<std::string>& skipped, const Options& options) {
+  json result = machine_json(1, 0);
+  result["command"] = "plan fit";
+  result["out"] = options.out;
+  result["skipped"] = skipped;
+  result["curves"] = json::array();
+  for (const Curve& curve : curves) {
+    json entry = curve_json(curve);
+    entry.erase("surfaces");
+    entry["label"] = curve.label();
+    result["curves"].push_back(std::move(entry));
+  }
+  return result;
+}
+
+void run(const Options& options) {
+  const Inputs inputs = read_inputs(options);
+  const Hardware hardware = load_hardware(inputs.base);
+  json description = description_of(inputs.base);
+  std::vector<std::string> skipped;
+  std::vector<Curve> curves;
+  {
+    Progress progress;
+    curves = fit_all(
+        hardware, inputs.families, [&](const std::string& label) { progress.show("fitting " + label); }, &skipped);
+  }
+  if (curves.empty()) {
+    invalid_argument("plan fit: no operation has {} rows of one kind to fit to", kFewestRows);
+  }
+  description.erase("curves_from");
+  if (!options.table.empty()) description["name"] = std::filesystem::path(options.out).stem().string();
+  const std::string text = hardware_text(with_curves(description, curves, fit_json(inputs.data)));
+  parse_hardware(parse_json(text, options.out), options.out);  // what is written must load again
+  write_file(options.out, text);
+  print(curves);
+  for (const auto& label : skipped) fmt::print("too few rows, not fitted: {}\n", label);
+  fmt::print("wrote {}\n", options.out);
+  if (!options.json_path.empty()) write_file(options.json_path, report(curves, skipped, options).dump(2) + "\n");
+}
+
+}  // namespace
+
+void add_plan_fit(CLI::App& plan, int& exit_code) {
+  auto options = std::make_shared<Options>();
+  auto* command = plan.add_subcommand("fit", "fits efficiency curves to measured operations");
+  command->add_option("--silicon", options->silicon, "directory of published tables, one folder a system");
+  command->add_option("--system", options->system, "which of them: gb200, b200_sxm, h200_sxm");
+  command->add_option("--table", options->table, "your own table, CSV (columns: docs/planner.md)");
+  command->add_option("--hardware", options->base, "name or file of the hardware whose figures are kept");
+  command->add_option("--out", options->out, "hardware file to write")->required();
+  command->add_option("--json", options->json_path, "write the errors as JSON to this file");
+  command->callback([options, &exit_code] {
+    run(*options);
+    exit_code = 0;
+  });
+}
+
+}  // namespace isomer

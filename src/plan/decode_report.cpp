@@ -1,0 +1,142 @@
+#include "plan/decode_report.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/error.h"
+
+namespace isomer {
+
+namespace {
+
+bool may_win(const DecodeLayout& layout) { return layout.shards.is_exact(); }
+
+/// What most of the step goes to, over all operations of the same bound.
+std::string bound_of_step(const std::vector<PricedOperation>& operations) {
+  std::map<std::string, double> by_bound;
+  double total = 0;
+  for (const PricedOperation& op : operations) {
+    by_bound[op.bound] += op.seconds;
+    total += op.seconds;
+  }
+  const auto largest = std::max_element(by_bound.begin(), by_bound.end(),
+                                        [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (largest == by_bound.end()) return "nothing";
+  return fmt::format("{}, {:.0f} % of the step", largest->first, 100 * largest->second / total);
+}
+
+ChosenLayout explain(const DecodePlan& plan, const std::string& question, const DecodePoint& point,
+                     const Objective& objective) {
+  const DecodeProblem& problem = plan.options.problem;
+  const DecodeLayout& layout = plan.search.layout_of(point);
+  ChosenLayout chosen{.question = question, .point = point, .layout = to_string(layout)};
+  chosen.time = decode_step_time(problem, plan.assumed, layout, point.batch);
+  chosen.memory = decode_memory(problem, plan.assumed, layout, point.batch);
+  chosen.operations = priced_operations(problem, plan.assumed, layout, point.batch);
+  chosen.bound = bound_of_step(chosen.operations);
+  chosen.next = next_best(problem, plan.assumed, plan.search, point, objective);
+  if (chosen.next) chosen.next_layout = to_string(plan.search.layout_of(chosen.next->point));
+  return chosen;
+}
+
+void refuse_memory(const DecodePlan& plan) {
+  const DecodePlanOptions& o = plan.options;
+  const auto least = least_memory(o.problem, plan.assumed, o.search);
+  if (!least) {
+    std::string reasons;
+    for (int i = 1; i < kNumUnfit; ++i) {
+      if (plan.search.unfit[static_cast<std::size_t>(i)] == 0) continue;
+      reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", reason_of(static_cast<Unfit>(i)));
+    }
+    invalid_argument("no layout of {} on up to {} devices can run: {}", o.problem.config.name, o.search.max_devices,
+                     reasons);
+  }
+  const double capacity =
+      o.problem.memory_limit_bytes > 0 ? o.problem.memory_limit_bytes : plan.assumed.memory_capacity_bytes;
+  invalid_argument(
+      "nothing fits: memory binds. {} with {} tokens a sequence on up to {} devices of {:.1f} GB: the layout that "
+      "needs "
+      "least, {} at batch {}, takes {:.1f} GB a device (weights {:.1f}, cache {:.1f}, workspace {:.1f}, reserved "
+      "{:.1f}); "
+      "give it more devices, a narrower precision or a shorter context",
+      o.problem.config.name, o.problem.context, o.search.max_devices, capacity / 1e9, to_string(least->layout),
+      least->batch, least->memory.total() / 1e9, least->memory.weights / 1e9, least->memory.cache / 1e9,
+      least->memory.workspace / 1e9, least->memory.reserved / 1e9);
+}
+
+void choose(DecodePlan& plan) {
+  const DecodePlanOptions& o = plan.options;
+  const Objective speed{.filter = may_win, .quickest = true};
+  const auto fastest = best_point(plan.search, speed);
+  if (!fastest) refuse_memory(plan);
+  const Objective throughput{.filter = may_win, .ttl_s = o.ttl_s};
+  const auto best = best_point(plan.search, throughput);
+  if (!best) {
+    const auto chosen = explain(plan, "", *fastest, speed);
+    invalid_argument(
+        "--ttl {:.3g} ms: no layout is so quick. The quickest, {} at batch {}, takes {:.3g} ms a token, bound by {}; "
+        "the nearest limit that can be met is --ttl {:.3g}ms",
+        1e3 * *o.ttl_s, chosen.layout, fastest->batch, 1e3 * fastest->step_s, chosen.bound, 1.005e3 * fastest->step_s);
+  }
+  const std::string limit = o.ttl_s ? fmt::format(" within {:.3g} ms a token", 1e3 * *o.ttl_s) : "";
+  plan.chosen.push_back(explain(plan, "most tokens/s a device" + limit, *best, throughput));
+  plan.chosen.push_back(explain(plan, "quickest", *fastest, speed));
+  Objective before = throughput;
+  before.filter = [](const DecodeLayout& layout) { return may_win(layout) && is_baseline(layout); };
+  if (const auto point = best_point(plan.search, before)) {
+    plan.chosen.push_back(explain(plan, fmt::format("best baseline{}", limit), *point, before));
+  }
+  before.quickest = true;
+  if (const auto point = best_point(plan.search, before)) {
+    plan.chosen.push_back(explain(plan, "quickest baseline", *point, before));
+  }
+}
+
+void collect_frontiers(DecodePlan& plan) {
+  std::vector<std::string> families;
+  for (const DecodeLayout& layout : plan.search.layouts) {
+    const std::string family(layout.family());
+    if (std::find(families.begin(), families.end(), family) == families.end()) families.push_back(family);
+  }
+  for (const std::string& family : families) {
+    FamilyFrontier frontier{.family = family};
+    frontier.points =
+        pareto_frontier(plan.search, [&](const DecodeLayout& layout) { return layout.family() == family; });
+    if (frontier.points.empty()) continue;
+    frontier.exact = plan.search.layout_of(frontier.points.front()).shards.is_exact();
+    plan.frontiers.push_back(std::move(frontier));
+  }
+  plan.overall = pareto_frontier(plan.search, may_win);
+}
+
+}  // namespace
+
+bool is_baseline(const DecodeLayout& layout) {
+  const DecodeScheme scheme = layout.shards.scheme;
+  return scheme == DecodeScheme::tp || scheme == DecodeScheme::medha;
+}
+
+DecodePlan plan_decode(DecodePlanOptions options) {
+  DecodePlan plan{.options = std::move(options)};
+  const DecodePlanOptions& o = plan.options;
+  plan.assumed = with_assumptions(o.hardware, o.assumptions);
+  o.progress("searching");
+  plan.search = search_decode(o.problem, plan.assumed, o.search);
+  choose(plan);
+  collect_frontiers(plan);
+  if (o.sensitivity) {
+    plan.sensitivity =
+        study_sensitivity({.problem = o.problem,
+                           .hardware = o.hardware,
+                           .base = o.assumptions,
+                           .options = o.search,
+                           .ours = [](const DecodeLayout& l) { return l.shards.scheme == DecodeScheme::helix; },
+                           .theirs = is_baseline,
+                           .progress = o.progress});
+    const LayoutRatios& base = plan.sensitivity->base;
+    if (base.interactivity == 0) plan.sensitivity.reset();  // one of the two has no layout that fits
+  }
+  return plan;
+}
+
+}  // namespace isomer

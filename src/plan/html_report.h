@@ -1,0 +1,17 @@
+// A plan as one HTML file that needs no network: Chart.js (MIT licence) and the figures are inside.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace isomer {
+
+/// `plan`: to_json of a DecodePlan. The page marks itself: data-report="ready" on its body once drawn, "failed" with
+/// the message after any script error.
+std::string decode_html(const nlohmann::json& plan);
+
+/// Replaces what would end a script element early.
+std::string script_safe(std::string json_text);
+
+}  // namespace isomer

@@ -1,0 +1,62 @@
+// What a training step takes on one device of a layout: time by part, memory by part, and what the attention block of
+// the executor would count.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cost/scheme_bytes.h"
+#include "cost/scheme_work.h"
+#include "plan/decode_step.h"
+#include "plan/hardware.h"
+#include "plan/train_layout.h"
+
+namespace isomer {
+
+struct TrainProblem {
+  ModelConfig config;
+  std::int64_t seq = 0;
+  std::int64_t batch = 64;              // sequences a step; one at a time through a pipeline
+  Precision compute = Precision::bf16;  // of matrix products
+  DType activations = DType::bf16;      // of the attention block; f32 with compute f32 for machines that train so
+  double optimizer_bytes = 12;          // a parameter: master weight and two moments in float32
+  double memory_limit_bytes = 0;        // 0: the description's
+  double reserved_share = 0.05;
+};
+
+/// What a dry run of the scheme counts for one attention block of this layout (heads / TP, one sequence), its
+/// recomputation included.
+struct TrainAttention {
+  SchemeBytes sent;
+  SchemeWork work;
+};
+TrainAttention train_attention(const TrainProblem& problem, const TrainLayout& layout, int rank = 0);
+
+/// Seconds of one step of one device. Nothing runs beside anything else.
+struct TrainTime {
+  double core = 0, projections = 0, ffn = 0, head = 0;
+  double sp_links = 0;                                    // the scheme's exchanges
+  double tp_links = 0, ep_links = 0, pipeline_links = 0;  // priced, not executed
+  double recompute = 0, bubble = 0;                       // priced, not executed
+  double gradient_links = 0, zero_links = 0;              // sums of gradients; ZeRO-3's gathers
+  double optimizer = 0;
+  double total() const;
+};
+std::vector<StepShare> shares_of(const TrainTime& time);
+
+/// Bytes of one device.
+struct TrainMemory {
+  double weights = 0, gradients = 0, optimizer = 0, saved = 0, transient = 0, reserved = 0;
+  double total() const { return weights + gradients + optimizer + saved + transient + reserved; }
+};
+
+TrainTime train_step_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
+/// One attention block alone, forward and backward: core, projections, exchanges of the scheme, recomputation.
+TrainTime attention_block_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
+TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
+
+/// FLOPs of a step that the model needs, recomputation apart, over the peak of all devices.
+double model_flops_utilisation(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout,
+                               double step_s);
+
+}  // namespace isomer

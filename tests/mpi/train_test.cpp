@@ -1,0 +1,90 @@
+// `isomer train` under Open MPI: the losses and weights of threads bit for bit, and an end when a rank is lost.
+#include <gmock/gmock.h>
+
+#include <charconv>
+
+#include "comm/group.h"
+#include "train/killed_process.h"
+#include "train/program_fixture.h"
+
+namespace isomer {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::losses_in;
+using testing::Process;
+using testing::run_isomer;
+using testing::text_of;
+using testing::TrainFolder;
+
+bool can_start_mpirun() { return mpi_available() && std::system("mpirun --version > /dev/null 2>&1") == 0; }
+
+TEST(MpiTrain, GivesTheBitsOfThreads) {
+  if (!can_start_mpirun()) GTEST_SKIP() << "no MPI in this build, or no mpirun on this machine";
+  const TrainFolder f;
+  for (const std::string layout : {"laga:2,dp:2", "latent-ring:2"}) {
+    const std::string name = layout.substr(0, 4);
+    for (const std::string backend : {"threads", "mpi"}) {
+      const auto result =
+          run_isomer(f.train(name + backend, fmt::format("--layout {} --backend {} --steps 3 --json {}/{}.json", layout,
+                                                         backend, f.at(), backend)));
+      ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+    }
+    const fs::path threads = f.path() / (name + "threads"), mpi = f.path() / (name + "mpi");
+    EXPECT_EQ(losses_in(threads).size(), 3u);
+    EXPECT_EQ(losses_in(mpi), losses_in(threads));
+    for (const char* file : {"model.safetensors", "latest/optimizer.safetensors"}) {
+      EXPECT_TRUE(text_of(mpi / file) == text_of(threads / file)) << file;
+    }
+    const auto account = [&](const std::string& backend) {
+      return nlohmann::json::parse(text_of(f.path() / (backend + ".json"))).at("accounts").at(0);
+    };
+    EXPECT_EQ(account("mpi"), account("threads"));
+  }
+  // On with threads what MPI began.
+  const auto resumed = run_isomer(fmt::format("train --resume {}/lagampi", f.at()));
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+}
+
+/// Processes of this run with a rank number in their environment, by rank.
+std::map<int, pid_t> ranks_of(const std::string& run) {
+  std::map<int, pid_t> ranks;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ptr != name.data() + name.size()) continue;
+    if (text_of(entry.path() / "cmdline").find(run) == std::string::npos) continue;
+    const std::string environment = '\0' + text_of(entry.path() / "environ");
+    const std::string key = std::string(1, '\0') + "OMPI_COMM_WORLD_RANK=";
+    const auto found = environment.find(key);
+    if (found != std::string::npos) ranks[std::atoi(environment.c_str() + found + key.size())] = pid;
+  }
+  return ranks;
+}
+
+TEST(MpiTrain, ALostRankEndsAllOfThem) {
+  if (!can_start_mpirun()) GTEST_SKIP() << "no MPI in this build, or no mpirun on this machine";
+  const TrainFolder f;
+  for (const int victim : {1, 0}) {
+    const std::string name = fmt::format("lost{}", victim), output = f.at() + "/" + name + ".out";
+    Process process(
+        testing::words_of(f.train(name, "--layout laga:2,dp:2 --backend mpi --steps 100000 --save-every 2")), output);
+    const fs::path run = f.path() / name;
+    for (int i = 0; i < 6000 && !process.has_ended() && !fs::exists(run / "latest"); ++i) testing::sleep_ms(10);
+    const auto ranks = ranks_of(run.string());
+    ASSERT_EQ(ranks.size(), 4u) << text_of(output);
+    ::kill(ranks.at(victim), SIGKILL);
+    const double begin_s = wall_clock_s();
+    const int code = process.wait();
+    EXPECT_LT(wall_clock_s() - begin_s, 10);
+    EXPECT_NE(code, 0);
+    EXPECT_THAT(text_of(output), ::testing::HasSubstr("signal 9"));
+    for (int i = 0; i < 100 && !ranks_of(run.string()).empty(); ++i) testing::sleep_ms(20);
+    EXPECT_TRUE(ranks_of(run.string()).empty()) << "processes are left";
+    const auto resumed = run_isomer(fmt::format("train --resume {} --stop-at 1", run.string()));
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  }
+}
+
+}  // namespace
+}  // namespace isomer

@@ -1,0 +1,159 @@
+// Training layouts: text, memory by formula, and a search that explains itself.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "plan/train_parameters.h"
+#include "plan/train_search.h"
+
+namespace isomer {
+namespace {
+
+const ModelConfig& v3() {
+  static const ModelConfig config = load_model_config("deepseek-v3");
+  return config;
+}
+TrainProblem problem(std::int64_t seq = 16384) { return {.config = v3(), .seq = seq, .batch = 64}; }
+
+TEST(TrainLayoutText, NamesEveryAxisThatIsMoreThanOne) {
+  EXPECT_EQ(to_string(TrainLayout{.scheme = "laga", .sp = 8, .dp = 4}), "laga:8,dp:4");
+  EXPECT_EQ(to_string(TrainLayout{.scheme = "explicit",
+                                  .sp = 2,
+                                  .tp = 4,
+                                  .pp = 2,
+                                  .dp = 8,
+                                  .ep = 16,
+                                  .zero = 1,
+                                  .recompute = TrainRecompute::attention}),
+            "explicit:2,recompute=attention,tp:4,pp:2,dp:8,ep=16,zero=1");
+  std::set<std::string> seen;
+  for (const TrainLayout& layout : enumerate_train_layouts(v3(), 48, schemes_with_work())) {
+    EXPECT_EQ(layout.devices(), 48);
+    EXPECT_TRUE(seen.insert(to_string(layout)).second) << to_string(layout);
+  }
+  EXPECT_GT(seen.size(), 500u);
+}
+
+TEST(TrainLayoutFit, SaysWhy) {
+  const auto unfit = [](TrainLayout layout, std::int64_t batch = 64) {
+    layout.scheme = "laga";
+    return why_unfit(layout, v3(), 16384, batch);
+  };
+  EXPECT_EQ(unfit({.sp = 8, .dp = 4}), TrainUnfit::fits);
+  EXPECT_EQ(unfit({.sp = 64, .tp = 4}), TrainUnfit::heads);
+  EXPECT_EQ(unfit({.sp = 6, .dp = 4}), TrainUnfit::heads);
+  EXPECT_EQ(unfit({.dp = 3, .ep = 3}), TrainUnfit::experts);
+  EXPECT_EQ(unfit({.pp = 64}), TrainUnfit::layers);
+  EXPECT_EQ(unfit({.dp = 64}, 32), TrainUnfit::batch);
+}
+
+TEST(TrainMemory, StatesAreCutAsZeroSays) {
+  const Hardware h100 = load_hardware("h100");
+  const auto memory = [&](int zero) {
+    return train_memory(problem(), h100, {.scheme = "laga", .sp = 8, .dp = 8, .ep = 64, .zero = zero});
+  };
+  const TrainParameters p = train_parameters(v3(), {.scheme = "laga", .sp = 8, .dp = 8, .ep = 64});
+  // 671,026,419,200 parameters less the last norm; of the routed experts, four of 256 a layer here.
+  const double routed = 58.0 * 256 * 3 * 7168 * 2048;
+  EXPECT_EQ(p.experts, routed / 64);
+  EXPECT_EQ(p.shared, 671026419200.0 - 7168 - routed);
+  EXPECT_EQ(memory(0).weights, 2 * (p.shared + p.experts));
+  EXPECT_EQ(memory(0).optimizer, 12 * (p.shared + p.experts));
+  EXPECT_EQ(memory(1).weights, memory(0).weights);
+  EXPECT_EQ(memory(1).optimizer, 12 * (p.shared / 64 + p.experts));  // experts stand on one device each
+  EXPECT_EQ(memory(3).weights, 2 * (p.shared / 64 + p.experts));
+  EXPECT_EQ(memory(3).gradients, 4 * (p.shared / 64 + p.experts));
+}
+
+TEST(TrainMemory, RecomputationTradesSavedForTime) {
+  const Hardware h100 = load_hardware("h100");
+  TrainLayout layout{.scheme = "laga", .sp = 8, .dp = 8, .ep = 64, .zero = 3};
+  double saved_before = 1e18, time_before = 0;
+  for (const TrainRecompute recompute :
+       {TrainRecompute::none, TrainRecompute::attention, TrainRecompute::block, TrainRecompute::all}) {
+    layout.recompute = recompute;
+    const double saved = train_memory(problem(), h100, layout).saved;
+    const double time = train_step_time(problem(), h100, layout).total();
+    EXPECT_LT(saved, saved_before);
+    EXPECT_GT(time, time_before);
+    saved_before = saved;
+    time_before = time;
+  }
+}
+
+TEST(TrainMemory, AttentionIsWhatTheExecutorCounts) {
+  // docs/communication.md: 466,640,896 bytes saved and 343.1 MB sent by a block of V3, 16K tokens on 8 ranks.
+  const TrainAttention attention = train_attention(problem(), {.scheme = "laga", .sp = 8, .dp = 1});
+  EXPECT_EQ(attention.work.saved_bytes, 466640896);
+  EXPECT_NEAR(static_cast<double>(attention.sent.total()), 343.1e6, 0.05e6);
+}
+
+TEST(TrainTime, PartsAddUpAndLinksVanishAlone) {
+  const Hardware h100 = load_hardware("h100");
+  const TrainTime alone = train_step_time(problem(), h100, {.scheme = "explicit"});
+  EXPECT_EQ(alone.sp_links + alone.tp_links + alone.ep_links + alone.pipeline_links + alone.bubble, 0);
+  EXPECT_EQ(alone.gradient_links + alone.zero_links + alone.recompute, 0);
+  const TrainTime spread =
+      train_step_time(problem(), h100, {.scheme = "laga", .sp = 4, .tp = 2, .pp = 4, .dp = 2, .ep = 8, .zero = 3});
+  for (const double part : {spread.sp_links, spread.tp_links, spread.ep_links, spread.pipeline_links, spread.bubble,
+                            spread.gradient_links, spread.zero_links}) {
+    EXPECT_GT(part, 0);
+  }
+  // A pipeline of 4 stages and 32 sequences: three more sequences' time.
+  const double busy = spread.total() - spread.bubble - spread.gradient_links - spread.zero_links - spread.optimizer;
+  EXPECT_NEAR(spread.bubble, 3 * busy / 32, 1e-9 * busy);
+}
+
+TEST(TrainPlan, AccountsForEveryLayoutAndExplains) {
+  TrainPlanOptions options{.problem = problem(), .hardware = load_hardware("h100"), .devices = 512};
+  const TrainPlan plan = plan_train(options);
+  const auto omitted = std::accumulate(plan.unfit.begin(), plan.unfit.end(), std::int64_t{0});
+  EXPECT_EQ(plan.examined, omitted + static_cast<std::int64_t>(plan.points.size()));
+  ASSERT_GE(plan.best.size(), 2u);
+  EXPECT_LE(plan.best[0].point.step_s, plan.best[1].point.step_s);
+  EXPECT_FALSE(plan.next_why.empty());
+  EXPECT_GT(plan.best[0].utilisation, 0);
+  EXPECT_LT(plan.best[0].utilisation, 1);
+  EXPECT_EQ(plan.by_scheme.size(), schemes_with_work().size());
+  EXPECT_TRUE(to_json(plan).at("best")[0].at("attention_block").at("saved_bytes").is_number());
+}
+
+TEST(TrainPlan, PlansGroupedQueryAttention) {
+  TrainPlanOptions options{.problem = problem(), .hardware = load_hardware("h100"), .devices = 512};
+  options.problem.config = load_model_config("llama-3.1-405b");
+  const TrainPlan plan = plan_train(options);
+  ASSERT_GE(plan.best.size(), 2u);
+  EXPECT_GT(plan.best[0].utilisation, 0.1);
+  EXPECT_LT(plan.best[0].utilisation, 1);
+  // h 128 of 128, 8 KV heads: q, k, v and o of 7/8 of the own 2048 tokens, forward and backward alike.
+  const TrainAttention block = train_attention(options.problem, {.scheme = "explicit", .sp = 8});
+  EXPECT_EQ(block.sent.forward, 2048LL * 7 / 8 * (2 * 128 + 2 * 8) * 128 * 2);
+  EXPECT_EQ(why_unfit({.scheme = "explicit", .tp = 16}, options.problem.config, 16384, 64), TrainUnfit::heads);
+}
+
+TEST(TrainLayoutText, IsWhatTheExecutorTakes) {
+  const TrainLayout layout{
+      .scheme = "laga,kv=rebuild,ring", .sp = 4, .groups = 2, .dp = 2, .recompute = TrainRecompute::attention};
+  EXPECT_EQ(to_string(sequence_part(layout)), to_string(parse_layout("laga:4,kv=rebuild,ring:2,recompute=attention")));
+  EXPECT_EQ(layout.devices(), 16);
+  EXPECT_FALSE(layout.priced_not_executed());
+}
+
+TEST(TrainPlan, RefusesWithTheNearest) {
+  const auto complaint = [](TrainPlanOptions options) -> std::string {
+    try {
+      plan_train(std::move(options));
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string memory = complaint({.problem = problem(), .hardware = load_hardware("h100"), .devices = 8});
+  EXPECT_NE(memory.find("memory binds"), std::string::npos) << memory;
+  EXPECT_NE(memory.find("zero=3"), std::string::npos) << memory;
+}
+
+}  // namespace
+}  // namespace isomer

@@ -1,0 +1,40 @@
+// TPLA's claims: those that are priced have figures, the others say what they wait for.
+#include <gtest/gtest.h>
+
+#include "study/claims_tpla_priced.h"
+
+namespace isomer {
+namespace {
+
+TEST(TplaClaims, PricedRowsHaveFiguresAndTheRestWaits) {
+  const ClaimsReport report = tpla_claims({});
+  ASSERT_EQ(report.claims.size(), 12u);
+  for (const Claim& claim : report.claims) {
+    const bool priced = claim.id == "T5" || claim.id == "T6";
+    EXPECT_FALSE(claim.claim.empty() || claim.published.empty() || claim.found.empty()) << claim.id;
+    EXPECT_EQ(claim.verdict, Verdict::cannot_be_tested_here) << claim.id;
+    EXPECT_EQ(claim.found == "-", !priced) << claim.id;
+    EXPECT_EQ(claim.evidence.empty(), !priced) << claim.id;
+    for (const EvidenceTable& table : claim.evidence) {
+      for (const auto& row : table.rows) EXPECT_EQ(row.size(), table.header.size()) << claim.id;
+    }
+  }
+}
+
+TEST(TplaClaims, ShardedCacheHoldsLargerBatches) {
+  const Claim decode = tpla_decode_priced({});
+  for (const auto& row : decode.evidence.at(0).rows) {
+    const double mla = row.at(2).number.value(), tpla = row.at(4).number.value(), ratio = row.at(7).number.value();
+    EXPECT_GT(tpla, mla);
+    EXPECT_GT(ratio, 0.9);  // 320 of 576 cached elements, and never more than twice the throughput
+    EXPECT_LT(ratio, 2.5);
+  }
+}
+
+TEST(TplaClaims, OnlyNamesWhatThereIs) {
+  EXPECT_EQ(tpla_claims({.only = {"T6"}}).claims.size(), 1u);
+  EXPECT_THROW(tpla_claims({.only = {"T13"}}), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace isomer
