@@ -1,6 +1,6 @@
 // Decode: absorbed attention over pages of a bfloat16 cache, as a share of the multiply-add peak of the same run; and
 // whole decode steps of one sequence on a model larger than the caches, as a share of what its bytes take at the read
-// bandwidth of the same run. One thread, by processor time. Holds pages against the plain twin before it times.
+// bandwidth of the same run; and a prompt, as a share of a large product's rate. One thread, by processor time. Holds pages against the plain twin before it times.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,6 +13,7 @@
 #include "fma_peak.h"
 #include "infer/engine.h"
 #include "kernels/attention_registry.h"
+#include "kernels/matmul.h"
 #include "kernels/reference/attention.h"
 
 namespace isomer {
@@ -146,7 +147,7 @@ void time_steps(RankContext& ctx, double bandwidth) {
   });
   std::printf("\n%-34s %10s %9s\n", "step of one sequence, bfloat16", "ms", "of memory");
   for (const std::int64_t context : {1024, 4096}) {
-    Engine engine(ctx, {.config = config, .layout = parse_layout("tp:1"), .cache_tokens = context + 16}, weights);
+    Engine engine(ctx, {.config = config, .layout = parse_decode_layout("tp:1", config), .cache_tokens = context + 16}, weights);
     const int sequence = engine.add_sequence();
     engine.prefill(ctx, sequence, std::vector<std::int32_t>(static_cast<std::size_t>(context), 5));
     std::vector<double> times;
@@ -162,6 +163,46 @@ void time_steps(RankContext& ctx, double bandwidth) {
   }
 }
 
+/// GFLOP/s of one bfloat16 product of 2048³; the best of a few.
+double matrix_rate(RankContext& ctx) {
+  const auto make = [] { return Tensor::unrecorded("bench", DType::bf16, {2048, 2048}); };
+  const Tensor a = make(), b = make(), c = make();
+  fill(a, 5);
+  fill(b, 6);
+  double best = 0;
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const double begin = thread_cpu_s();
+    matmul(ctx, "bench", a, b, c);
+    best = std::max(best, 2e-9 * 2048 * 2048 * 2048 / (thread_cpu_s() - begin));
+  }
+  return best;
+}
+
+/// A prompt in chunks of 512; FLOPs are those of the record, every kernel's own.
+void time_prefill(RankContext& ctx) {
+  const ModelConfig config = large_config();
+  const ModelWeights weights = initial_model_weights(config, 1, DType::bf16);
+  const double rate = matrix_rate(ctx);
+  std::printf("\n%-34s %10s %9s %8s\n", "prefill of one prompt, bfloat16", "ms", "GFLOP/s", "of rate");
+  for (const std::int64_t tokens : {1024, 4096}) {
+    Engine engine(ctx, {.config = config, .layout = parse_decode_layout("tp:1", config), .cache_tokens = tokens},
+                  weights);
+    std::vector<double> times;
+    double flops = 0;
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const int sequence = engine.add_sequence();
+      ctx.ops().clear();
+      const double begin = thread_cpu_s();
+      engine.prefill(ctx, sequence, std::vector<std::int32_t>(static_cast<std::size_t>(tokens), 5));
+      times.push_back(thread_cpu_s() - begin);
+      flops = ctx.ops().flops(Phase::forward);
+      engine.remove_sequence(ctx, sequence);
+    }
+    std::printf("%6ld tokens %21s %10.0f %9.1f %7.1f%%  (one product of 2048^3: %.0f)\n", static_cast<long>(tokens), "",
+                median(times) * 1e3, flops * 1e-9 / median(times), 100e-9 * flops / median(times) / rate, rate);
+  }
+}
+
 int run() {
   const double peak = fma_peak_gflops(DType::bf16), bandwidth = read_bandwidth();
   std::printf("one thread, bfloat16: multiply-add peak %.0f GFLOP/s, reads %.1f GB/s\n\n", peak, bandwidth);
@@ -173,6 +214,7 @@ int run() {
     }
     time_attention(ctx, peak, bandwidth);
     time_steps(ctx, bandwidth);
+    time_prefill(ctx);
   });
   return status;
 }

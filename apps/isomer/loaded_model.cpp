@@ -10,20 +10,21 @@ namespace isomer {
 
 namespace fs = std::filesystem;
 
-LoadedModel load_model(const std::string& model, DType dtype) {
+FoundModel find_model(const std::string& model) {
   const std::string directory = shipped_model(model);
   std::error_code code;
   if (!fs::is_directory(directory, code)) {
     invalid_argument("--model {}: name a directory with config.json, model.safetensors and tokenizer.json{}", model,
                      fs::exists(directory, code) ? "" : "; a built-in description has no weights");
   }
-  const Checkpoint checkpoint = Checkpoint::open(directory);
-  ModelConfig config = load_model_config(directory);
-  ModelWeights weights = load_model_weights(checkpoint, config, dtype);
-  return {model, directory, std::move(config), std::move(weights)};
+  return {model, directory, load_model_config(directory)};
 }
 
-Tokenizer tokenizer_for(const LoadedModel& model, const std::string& path) {
+ModelWeights load_weights(const FoundModel& model, DType dtype) {
+  return load_model_weights(Checkpoint::open(model.directory), model.config, dtype);
+}
+
+Tokenizer tokenizer_for(const FoundModel& model, const std::string& path) {
   std::error_code code;
   if (path.empty() && !fs::is_regular_file(fs::path(model.directory) / "tokenizer.json", code)) {
     invalid_argument("--model {}: it has no tokenizer.json; name one with --tokenizer", model.name);

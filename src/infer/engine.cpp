@@ -10,16 +10,15 @@ namespace isomer {
 
 namespace {
 
-void check_sizes(const RankContext& ctx, const EngineOptions& o, const ModelWeights& weights) {
+void check_sizes(int num_ranks, const EngineOptions& o, const ModelWeights& weights) {
   const auto least_one = [](std::string_view name, std::int64_t value) {
     if (value < 1) invalid_argument("{} is {}, must be at least 1", name, value);
   };
   least_one("the cache's number of tokens", o.cache_tokens);
   least_one("page_tokens", o.page_tokens);
   least_one("prefill_chunk", o.prefill_chunk);
-  const int ranks = decode_ranks_of(o.layout);
-  if (ranks != ctx.world_size()) {
-    invalid_argument("layout '{}' has {} ranks, {} were started", to_string(o.layout), ranks, ctx.world_size());
+  if (o.layout.devices() != num_ranks) {
+    invalid_argument("layout '{}' has {} ranks, {} were started", to_string(o.layout), o.layout.devices(), num_ranks);
   }
   const DType dtype = weights.norm.dtype(), cache = o.cache_dtype.value_or(dtype);
   if (dtype != cache && (dtype == DType::f64 || cache == DType::f64)) {
@@ -28,31 +27,33 @@ void check_sizes(const RankContext& ctx, const EngineOptions& o, const ModelWeig
   }
 }
 
-CacheOptions cache_options(const EngineOptions& o, const DecodeLayout& layout, const DecodeModel& model) {
-  const TensorParallel& p = model.parallel;
-  CacheOptions cache{.num_layers = o.config.num_hidden_layers, .row = cache_row_shape(o.config, p)};
-  cache.dtype = o.cache_dtype.value_or(model.weights.norm.dtype());
+CacheOptions cache_options(const EngineOptions& o, DType weights, int rank) {
+  const RankCache mine = rank_cache_of(o.layout, o.config, rank);
+  CacheOptions cache{.num_layers = o.config.num_hidden_layers, .row = cache_row_shape(o.config, mine)};
+  cache.dtype = o.cache_dtype.value_or(weights);
   cache.page_tokens = o.page_tokens;
-  cache.shards = layout.cache_shards(p.num_ranks);
-  cache.slice = cache.shards.num_slices == 1 ? 0 : p.rank;
+  cache.shards = mine.shards;
+  cache.slice = mine.slice;
   cache.num_pages = pages_for(o.cache_tokens, o.page_tokens, cache.shards);
   return cache;
 }
 
 }  // namespace
 
-std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const Layout& layout, std::int64_t page_tokens) {
-  const CacheShards shards = decode_cache_shards(layout);
+std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
+                              std::int64_t page_tokens) {
+  const CacheShards shards{layout.shards.kvp};
   std::int64_t pages = 0;
   for (const std::int64_t length : lengths) pages += pages_for(length, page_tokens, shards);
   return pages * page_tokens * shards.num_slices;
 }
 
-Engine::Engine(RankContext& ctx, EngineOptions options, const ModelWeights& weights) : options_(std::move(options)) {
-  check_sizes(ctx, options_, weights);
-  layout_ = make_decode_layout(options_.layout, options_.config);
-  model_ = cut_model(options_.config, weights, layout_->parallel(ctx.world_size(), ctx.rank()));
-  cache_ = std::make_unique<KvCache>(ctx, cache_options(options_, *layout_, model_));
+Engine::Engine(RankContext& ctx, Communicator& comm, EngineOptions options, const ModelWeights& weights)
+    : comm_(comm), options_(std::move(options)) {
+  check_sizes(comm.size(), options_, weights);
+  scheme_ = make_step_scheme({comm, options_.layout, options_.config});
+  model_ = cut_model(options_.config, weights, *scheme_, comm.rank());
+  cache_ = std::make_unique<KvCache>(ctx, cache_options(options_, weights.norm.dtype(), comm.rank()));
 }
 
 void Engine::check(std::span<const Input> inputs) const {
@@ -91,21 +92,22 @@ Tensor Engine::forward(RankContext& ctx, std::span<const Input> inputs, std::spa
     ids.insert(ids.end(), inputs[i].ids.begin(), inputs[i].ids.end());
   }
   const ModelConfig& c = options_.config;
-  step.rope = make_rope_rows(ctx, c, model_.weights.norm.dtype(), 0, positions, 1,
+  step.rope = make_rope_rows(ctx, c, model_.explicit_part.weights.norm.dtype(), 0, positions, 1,
                              std::max(options_.cache_tokens, c.max_position_embeddings));
-  Tensor x = embedding_forward(ctx, c, model_.weights.embed_tokens, ids);
+  Tensor x = embedding_forward(ctx, c, model_.explicit_part.weights.embed_tokens, ids);
   x.reclassify(MemoryClass::workspace);
   for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
-    const DecodeBlock block{model_, layer, step, *cache_};
-    x = layout_->attention(ctx, block, x);
-    x = decode_ffn(ctx, block, x);
+    const DecodeBlock block{model_, layer, step, *cache_, comm_};
+    x = scheme_->attention(ctx, block, x);
+    x = scheme_->ffn(ctx, block, x);
   }
   return x;
 }
 
 Tensor Engine::logits(RankContext& ctx, const Tensor& x) const {
   const PhaseScope phase(ctx, Phase::forward);
-  return head_logits(ctx, {options_.config, model_.weights.norm, model_.weights.lm_head}, x);
+  const ModelWeights& weights = model_.explicit_part.weights;
+  return head_logits(ctx, {options_.config, weights.norm, weights.lm_head}, x);
 }
 
 Tensor Engine::prefill(RankContext& ctx, int sequence, std::span<const std::int32_t> ids, LogitRows rows) {

@@ -8,13 +8,13 @@
 #include <span>
 #include <vector>
 
-#include "parallel/decode/decode_layout.h"
+#include "parallel/decode/step_scheme.h"
 
 namespace isomer {
 
 struct EngineOptions {
   ModelConfig config;
-  Layout layout;
+  DecodeLayout layout;
   std::optional<DType> cache_dtype;  // that of the weights by default; bf16 for float32 weights, or the reverse
   std::int64_t cache_tokens = 0;     // that the cache has room for; a sequence takes whole pages
   std::int64_t page_tokens = 64;     // on one rank
@@ -22,19 +22,24 @@ struct EngineOptions {
 };
 
 /// Tokens that `cache_tokens` must be for sequences of these lengths to stand in the cache together.
-std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const Layout& layout, std::int64_t page_tokens);
+std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout, std::int64_t page_tokens);
 
 /// Whose logits a prefill gives.
 enum class LogitRows : std::uint8_t { last, all };
 
 class Engine {
  public:
-  /// `weights`: the whole model's, shared by ranks; activations have their dtype. Throws std::invalid_argument for a
-  /// layout that does not fit the model or the world, and for sizes below 1.
-  Engine(RankContext& ctx, EngineOptions options, const ModelWeights& weights);
+  /// `weights`: the whole model's, shared by ranks; activations have their dtype. `comm`: the layout's ranks, which may
+  /// be a group of the world; it must outlive the engine. Throws std::invalid_argument for a layout that does not fit
+  /// the model or the number of ranks, and for sizes below 1.
+  Engine(RankContext& ctx, Communicator& comm, EngineOptions options, const ModelWeights& weights);
+  /// All ranks of the world.
+  Engine(RankContext& ctx, EngineOptions options, const ModelWeights& weights)
+      : Engine(ctx, ctx.comm(), std::move(options), weights) {}
 
   const EngineOptions& options() const { return options_; }
   const KvCache& cache() const { return *cache_; }
+  KvCache& cache() { return *cache_; }
 
   int add_sequence() { return cache_->add_sequence(); }
   void remove_sequence(RankContext& ctx, int sequence) { cache_->remove_sequence(ctx, sequence); }
@@ -62,8 +67,9 @@ class Engine {
                  bool explicit_form);
   Tensor logits(RankContext& ctx, const Tensor& x) const;
 
+  Communicator& comm_;
   EngineOptions options_;
-  std::unique_ptr<DecodeLayout> layout_;
+  std::unique_ptr<StepScheme> scheme_;
   DecodeModel model_;
   std::unique_ptr<KvCache> cache_;
 };

@@ -59,4 +59,23 @@ void weigh_partial_attention(RankContext& ctx, const Tensor& out, const Tensor& 
   });
 }
 
+void scale_heads(RankContext& ctx, std::string_view name, const Tensor& x, std::span<const double> factors) {
+  ISOMER_CHECK(x.dim() == 3 && static_cast<std::int64_t>(factors.size()) == x.size(1) &&
+                   (x.size(2) <= 1 || x.stride(2) == 1),
+               "{}: {} factors for {}", name, factors.size(), to_string(x.shape()));
+  run_kernel(ctx, name, elementwise_cost(x.numel(), 1, 1, 1, x.dtype()), [&] {
+    visit_dtype(x.dtype(), [&]<class T>() {
+      ctx.threads().parallel_for(x.size(0), [&](std::int64_t row, int) {
+        for (std::int64_t head = 0; head < x.size(1); ++head) {
+          T* at = x.data<T>() + row * x.stride(0) + head * x.stride(1);
+          const double factor = factors[static_cast<std::size_t>(head)];
+          for (std::int64_t i = 0; i < x.size(2); ++i) {
+            at[i] = static_cast<T>(static_cast<double>(at[i]) * factor);
+          }
+        }
+      });
+    });
+  });
+}
+
 }  // namespace isomer

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include "core/rank_context.h"
 #include "core/tensor.h"
@@ -13,5 +15,8 @@ namespace isomer {
 /// to the merged one; where the part saw no key its rows become 0. out [rows, heads, width], lses [parts, heads, rows]
 /// float32 (float64 for float64).
 void weigh_partial_attention(RankContext& ctx, const Tensor& out, const Tensor& lses, std::int64_t part);
+
+/// x[row, head] *= factors[head]. x [rows, heads, width] with unit inner stride.
+void scale_heads(RankContext& ctx, std::string_view name, const Tensor& x, std::span<const double> factors);
 
 }  // namespace isomer

@@ -41,4 +41,14 @@ struct CacheShards {
   }
 };
 
+/// What one rank caches of a sequence: the positions of its slice, and of their rows a part. Latent attention: columns
+/// of the row [ĉ | RoPE(k_pe)], which lie in the cache one behind the other, those of ĉ first. Grouped-query attention:
+/// KV heads.
+struct RankCache {
+  CacheShards shards;
+  int slice = 0;
+  std::vector<IndexRange> columns;
+  IndexRange kv_heads;
+};
+
 }  // namespace isomer

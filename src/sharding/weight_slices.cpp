@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <vector>
+
+#include "core/error.h"
 
 namespace isomer {
 
@@ -15,7 +18,7 @@ WeightSlice by_heads(int axis, IndexRange heads, std::int64_t width) {
   return {axis, {heads.begin * width, heads.count * width}};
 }
 
-std::optional<WeightSlice> slice_of_attention(const ModelConfig& c, std::string_view slot, const TensorParallel& p) {
+std::optional<WeightSlice> slice_of_attention(const ModelConfig& c, std::string_view slot, const WeightSplit& p) {
   const bool latent = c.attention == AttentionKind::mla;
   const IndexRange heads = query_heads_of(c, p);
   if (slot == "q_proj" || slot == "q_b_proj") return by_heads(0, heads, latent ? c.qk_head_dim() : c.head_dim);
@@ -29,6 +32,18 @@ std::optional<WeightSlice> slice_of_attention(const ModelConfig& c, std::string_
 std::string_view slot_of(std::string_view name) {
   name.remove_suffix(name.size() - std::min(name.size(), name.rfind('.')));
   return name.substr(name.rfind('.') + 1);
+}
+
+/// The routed expert that a weight belongs to: 3 of "model.layers.1.mlp.experts.3.up_proj.weight".
+std::optional<std::int64_t> expert_of(std::string_view name) {
+  constexpr std::string_view kKey = ".experts.";
+  const std::size_t at = name.find(kKey);
+  if (at == std::string_view::npos) return std::nullopt;
+  std::int64_t expert = 0;
+  const std::string_view digits = name.substr(at + kKey.size());
+  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), expert);
+  ISOMER_CHECK(parsed.ec == std::errc(), "no expert's number in {}", name);
+  return expert;
 }
 
 bool heads_fit(const ModelConfig& c, std::int64_t ranks) {
@@ -46,28 +61,37 @@ std::vector<std::int64_t> fitting_ranks(const ModelConfig& c) {
 
 }  // namespace
 
-IndexRange query_heads_of(const ModelConfig& config, const TensorParallel& p) {
-  return HeadShards{config.num_attention_heads, p.num_ranks}.heads(p.rank);
+IndexRange query_heads_of(const ModelConfig& config, const WeightSplit& p) {
+  return HeadShards{config.num_attention_heads, p.head_parts}.heads(p.head_part);
 }
 
-IndexRange kv_heads_of(const ModelConfig& config, const TensorParallel& p) {
+IndexRange kv_heads_of(const ModelConfig& config, const WeightSplit& p) {
   const std::int64_t heads = config.num_key_value_heads;
-  if (heads % p.num_ranks == 0) return HeadShards{heads, p.num_ranks}.heads(p.rank);
-  return {p.rank * heads / p.num_ranks, 1};
+  if (heads % p.head_parts == 0) return HeadShards{heads, p.head_parts}.heads(p.head_part);
+  return {p.head_part * heads / p.head_parts, 1};
+}
+
+IndexRange experts_of(const ModelConfig& config, const WeightSplit& p) {
+  return HeadShards{config.moe.n_routed_experts, p.expert_parts}.heads(p.expert_part());
 }
 
 std::optional<WeightSlice> slice_of_weight(const ModelConfig& config, std::string_view name, std::int64_t rows,
-                                           std::int64_t columns, const TensorParallel& p) {
-  if (p.num_ranks == 1) return std::nullopt;
+                                           std::int64_t columns, const WeightSplit& p) {
   const std::string_view slot = slot_of(name);
-  const bool is_bias = name.ends_with(".bias");
   if (name.find("self_attn.") != std::string_view::npos) {
     // The output's bias is added once, after the sum over ranks.
-    return is_bias && slot == "o_proj" ? std::nullopt : slice_of_attention(config, slot, p);
+    if (p.head_parts == 1 || (name.ends_with(".bias") && slot == "o_proj")) return std::nullopt;
+    return slice_of_attention(config, slot, p);
   }
-  if (slot == "gate_proj" || slot == "up_proj") return WeightSlice{0, balanced_part(rows, p.num_ranks, p.rank)};
-  if (slot == "down_proj") return WeightSlice{1, balanced_part(columns, p.num_ranks, p.rank)};
-  return std::nullopt;
+  const bool by_rows = slot == "gate_proj" || slot == "up_proj";
+  if (p.ffn_parts == 1 || (!by_rows && slot != "down_proj")) return std::nullopt;
+  const std::int64_t width = by_rows ? rows : columns;
+  const int axis = by_rows ? 0 : 1;
+  const auto expert = expert_of(name);
+  if (!expert) return WeightSlice{axis, balanced_part(width, p.ffn_parts, p.ffn_part)};
+  const IndexRange own = experts_of(config, p);
+  if (*expert < own.begin || *expert >= own.end()) return WeightSlice{axis, {0, 0}};
+  return WeightSlice{axis, balanced_part(width, p.expert_width_parts(), p.ffn_part % p.expert_width_parts())};
 }
 
 std::string why_heads_unfit(const ModelConfig& c, int num_ranks) {
@@ -77,13 +101,29 @@ std::string why_heads_unfit(const ModelConfig& c, int num_ranks) {
     return fmt::format("{} heads{} can't be spread over {} ranks; these numbers of ranks fit {}: {}",
                        c.num_attention_heads, of_kv, num_ranks, c.name, fmt::join(fitting_ranks(c), ", "));
   }
-  const bool sparse = c.moe.n_routed_experts > 0;
-  const bool has_dense = !sparse || c.moe.first_k_dense_replace > 0;
-  const std::int64_t narrowest =
-      std::min(has_dense ? c.intermediate_size : num_ranks, sparse ? c.moe.moe_intermediate_size : num_ranks);
-  if (narrowest < num_ranks) {
-    return fmt::format("an FFN of width {} can't be spread over {} ranks; take at most {}", narrowest, num_ranks,
-                       narrowest);
+  return {};
+}
+
+std::string why_ffn_unfit(const ModelConfig& c, int tpf, int ep) {
+  const std::int64_t experts = c.moe.n_routed_experts;
+  if (ep > 1 && experts == 0) return fmt::format("ep={}: {} has no experts to spread; leave ep out", ep, c.name);
+  if (ep > 1 && experts % ep != 0) {
+    return fmt::format("ep={}: {} experts can't be spread over {} groups; take a divisor of {}", ep, experts, ep,
+                       experts);
+  }
+  const bool has_dense = experts == 0 || c.moe.first_k_dense_replace > 0;
+  if (has_dense && c.intermediate_size < tpf * ep) {
+    return fmt::format("an FFN of width {} can't be spread over {} ranks; take at most {}", c.intermediate_size,
+                       tpf * ep, c.intermediate_size);
+  }
+  if (experts > 0 && c.moe.moe_intermediate_size < tpf) {
+    return fmt::format("an FFN of width {} can't be spread over {} ranks; take at most {}", c.moe.moe_intermediate_size,
+                       tpf, c.moe.moe_intermediate_size);
+  }
+  const std::int64_t shared = c.moe.n_shared_experts * c.moe.moe_intermediate_size;
+  if (experts > 0 && shared > 0 && shared < tpf * ep) {
+    return fmt::format("shared experts of width {} can't be spread over {} ranks; take at most {}", shared, tpf * ep,
+                       shared);
   }
   return {};
 }

@@ -17,48 +17,42 @@ std::int64_t sent(RankContext& ctx, const std::string& tensor = {}) {
   return bytes;
 }
 
-/// 2(N−1)/N·x where N divides x; else (x − x_p) + (N−1)·x_p.
-std::int64_t all_reduce_bytes(std::int64_t elements, int ranks, int rank, std::int64_t e) {
-  const std::int64_t mine = balanced_part(elements, ranks, rank).count;
-  return ((elements - mine) + (ranks - 1) * mine) * e;
+/// What cost/decode_bytes.h says of one step of all layers; `batch` new tokens.
+double step_bytes(const ModelConfig& c, const DecodeLayout& layout, int rank, std::int64_t batch, std::int64_t context,
+                  std::int64_t element_bytes) {
+  double bytes = 0;
+  for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+    const bool moe = c.moe.n_routed_experts > 0 && layer >= c.moe.first_k_dense_replace;
+    bytes += decode_attention_transfers(c, layout.shards, batch, context, rank).bytes_sent(element_bytes);
+    bytes += decode_ffn_transfers(c, layout.shards, moe, batch, rank).bytes_sent(element_bytes);
+  }
+  return bytes;
 }
 
-/// closed-forms.md: Decode, per layer and step; B new tokens.
-std::int64_t step_bytes(const ModelConfig& c, const std::string& layout, int ranks, int rank, std::int64_t b,
-                        std::int64_t e) {
-  const std::int64_t h = c.num_attention_heads, hidden = c.hidden_size;
-  const bool latent = c.attention == AttentionKind::mla;
-  const std::int64_t w_k = latent ? c.latent_width() : c.head_dim, w_v = latent ? c.kv_lora_rank : c.head_dim;
-  std::int64_t bytes = 2 * all_reduce_bytes(b * hidden, ranks, rank, e);  // attention, FFN
-  if (layout.starts_with("kvp")) {
-    bytes += (ranks - 1) * b * (h / ranks) * w_k * e;  // q
-    bytes += (ranks - 1) * 4 * b * h;                  // lse
-    bytes += (ranks - 1) * b * (h / ranks) * w_v * e;  // partial o
-  }
-  return bytes * c.num_hidden_layers;
+/// Two sequences step from 9 cached tokens to 11 under a layout, real or dry.
+void expect_closed_form(const ModelConfig& config, const ModelWeights& weights, const std::string& text, bool dry) {
+  const DecodeLayout layout = parse_decode_layout(text, config);
+  const GroupOptions group{.num_ranks = layout.devices(), .threads_per_rank = 1, .dry_run = dry};
+  const DType dtype = weights.norm.dtype();
+  run_group(group, [&](RankContext& ctx) {
+    Engine engine(ctx, {.config = config, .layout = layout, .cache_tokens = 1024}, weights);
+    const Ids ids = some_ids(11);
+    const int a = engine.add_sequence(), b = engine.add_sequence();
+    for (const int sequence : {a, b}) engine.prefill(ctx, sequence, std::span(ids).first(9));
+    ctx.ledger().clear();
+    const Engine::Input inputs[] = {{a, std::span(ids).subspan(9, 2)}, {b, std::span(ids).subspan(9, 2)}};
+    engine.decode(ctx, inputs);
+    EXPECT_EQ(static_cast<double>(sent(ctx)), step_bytes(config, layout, ctx.rank(), 4, 11, size_of(dtype)))
+        << config.name << " " << text << " rank " << ctx.rank() << (dry ? " dry" : "");
+  });
 }
 
 TEST(DecodeLayouts, SendTheirClosedFormsRealAndDry) {
   for (const ModelConfig& config : {latent_config(), grouped_config()}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const ModelWeights weights = noisy_weights(config, dtype);
-      for (const std::string layout : {"tp:1", "tp:2", "tp:4", "kvp:2", "kvp:4"}) {
-        const int ranks = decode_ranks_of(parse_layout(layout));
-        for (const bool dry : {false, true}) {
-          GroupOptions group{.num_ranks = ranks, .threads_per_rank = 1, .dry_run = dry};
-          run_group(group, [&](RankContext& ctx) {
-            Engine engine(ctx, {.config = config, .layout = parse_layout(layout), .cache_tokens = 1024}, weights);
-            const Ids ids = some_ids(44);
-            const int a = engine.add_sequence(), b = engine.add_sequence();
-            engine.prefill(ctx, a, std::span(ids).first(40));
-            engine.prefill(ctx, b, std::span(ids).first(9));
-            ctx.ledger().clear();
-            const Engine::Input inputs[] = {{a, std::span(ids).subspan(40, 1)}, {b, std::span(ids).subspan(9, 4)}};
-            engine.decode(ctx, inputs);
-            EXPECT_EQ(sent(ctx), step_bytes(config, layout, ranks, ctx.rank(), 5, size_of(dtype)))
-                << config.name << " " << layout << " rank " << ctx.rank() << (dry ? " dry" : "");
-          });
-        }
+      for (const std::string& layout : all_layouts(config)) {
+        for (const bool dry : {false, true}) expect_closed_form(config, weights, layout, dry);
       }
     }
   }
@@ -67,16 +61,20 @@ TEST(DecodeLayouts, SendTheirClosedFormsRealAndDry) {
 TEST(DecodeLayouts, CacheWhatTheTableSays) {
   const auto cache_bytes = [](const ModelConfig& config, const std::string& layout) {
     std::int64_t bytes = 0;
-    GroupOptions group{.num_ranks = decode_ranks_of(parse_layout(layout)), .threads_per_rank = 1, .dry_run = true};
+    const DecodeLayout parsed = parse_decode_layout(layout, config);
+    const GroupOptions group{.num_ranks = parsed.devices(), .threads_per_rank = 1, .dry_run = true};
     run_group(group, [&](RankContext& ctx) {
       const ModelWeights weights = initial_model_weights(config, 1, DType::bf16, 0.02, true);
-      const Engine engine(ctx, {.config = config, .layout = parse_layout(layout), .cache_tokens = 1024}, weights);
+      const Engine engine(ctx, {.config = config, .layout = parsed, .cache_tokens = 1024}, weights);
       if (ctx.rank() == 0) bytes = ctx.memory().current_bytes(MemoryClass::cache);
     });
     return bytes / (1024 * config.num_hidden_layers * 2);
   };
   const ModelConfig latent = latent_config(), grouped = grouped_config();
   for (const char* layout : {"tp:1", "tp:4"}) EXPECT_EQ(cache_bytes(latent, layout), 24 + 8) << layout;
+  EXPECT_EQ(cache_bytes(latent, "gla:g=2,tp=2"), 24 / 2 + 8);
+  EXPECT_EQ(cache_bytes(latent, "exact-latent:2"), 24 / 2 + 8);
+  EXPECT_EQ(cache_bytes(latent, "exact-latent:4,rope=split"), (24 + 8) / 4);
   EXPECT_EQ(cache_bytes(latent, "kvp:2"), (24 + 8) / 2);
   EXPECT_EQ(cache_bytes(latent, "kvp:4"), (24 + 8) / 4);
   EXPECT_EQ(cache_bytes(grouped, "tp:1"), 2 * 2 * 10);
@@ -90,8 +88,10 @@ TEST(DecodeLayouts, KvpPrefillGathersTheRowsItReads) {
   const ModelConfig config = latent_config();
   const ModelWeights weights = noisy_weights(config, DType::f32);
   run_group({.num_ranks = 2, .threads_per_rank = 1}, [&](RankContext& ctx) {
-    Engine engine(ctx, {.config = config, .layout = parse_layout("kvp:2"), .cache_tokens = 256, .prefill_chunk = 40},
-                  weights);
+    Engine engine(
+        ctx,
+        {.config = config, .layout = parse_decode_layout("kvp:2", config), .cache_tokens = 256, .prefill_chunk = 40},
+        weights);
     const Ids ids = some_ids(72);
     engine.prefill(ctx, engine.add_sequence(), ids);
     const CacheShards shards{2};
@@ -105,7 +105,8 @@ TEST(DecodeLayouts, FailWithoutCommunication) {
     const ModelWeights weights = noisy_weights(config, DType::f32);
     const Ids ids = some_ids(60);
     const auto expected = reference_logits(config, ids);
-    for (const char* layout : {"tp:2", "kvp:2"}) {
+    for (const std::string layout : {"tp:2", "kvp:2", "exact-latent:2"}) {
+      if (!why_step_unfit(parse_decode_layout(layout, config), config).empty()) continue;
       for (const bool prefill : {false, true}) {
         std::vector<double> got;
         with_engine({.layout = layout}, config, weights, 60, [&](RankContext& ctx, Engine& engine) {
@@ -136,15 +137,22 @@ std::string message_of(Fn&& fn) {
 TEST(DecodeLayouts, ComplaintsSayWhatWouldFit) {
   const ModelConfig latent = latent_config(), grouped = grouped_config();
   const auto unfit = [](const std::string& layout, const ModelConfig& config) {
-    return message_of([&] { make_decode_layout(parse_layout(layout), config); });
+    return message_of([&] {
+      const std::string reason = why_step_unfit(parse_decode_layout(layout, config), config);
+      if (!reason.empty()) invalid_argument("{}", reason);
+    });
   };
   EXPECT_THAT(unfit("tp:3", latent), HasSubstr("4 heads can't be spread over 3 ranks; these numbers of ranks fit"));
   EXPECT_THAT(unfit("tp:3", latent), HasSubstr(": 1, 2, 4"));
   EXPECT_THAT(unfit("kvp:5", grouped), HasSubstr("8 heads with 2 KV heads"));
   EXPECT_THAT(unfit("tp:16", grouped), HasSubstr("1, 2, 4, 8"));
-  EXPECT_THAT(unfit("medha:2", latent), HasSubstr("there are: tp, kvp"));
+  EXPECT_THAT(unfit("medha:2", latent), HasSubstr("there are: tp, "));
   EXPECT_THAT(unfit("tp:2,q=gather", latent), HasSubstr("tp has no option 'q'"));
-  EXPECT_THAT(unfit("tp:2,kvp:2", latent), HasSubstr("tp takes no axis 'kvp'"));
+  EXPECT_THAT(unfit("tp:2,pp:2", latent), HasSubstr("the engine does not run it"));
+  EXPECT_THAT(unfit("tp:2,ep=2", grouped), HasSubstr("small-grouped has no experts"));
+  EXPECT_THAT(unfit("tp:4,ep=3", latent), HasSubstr("tpf=1 and ep=3 are 3 ranks, the attention has 4"));
+  EXPECT_THAT(unfit("gla:g=2", grouped), HasSubstr("grouped-query, without one; take tp or kvp"));
+  EXPECT_THAT(unfit("exact-latent:5", latent), HasSubstr("24 columns (kv_lora_rank 24 less 0 shared) don't divide by 5"));
   ModelConfig thin = latent;
   thin.num_attention_heads = 32;
   EXPECT_THAT(unfit("tp:32", thin), HasSubstr("an FFN of width 18 can't be spread over 32 ranks; take at most 18"));

@@ -124,6 +124,20 @@ inline std::vector<double> reference_logits(const ModelConfig& config, const Ids
   return logits;
 }
 
+inline int ranks_of(const std::string& layout, const ModelConfig& config) {
+  return parse_decode_layout(layout, config).devices();
+}
+
+/// Layouts that the engine runs for a model.
+inline std::vector<std::string> all_layouts(const ModelConfig& config) {
+  std::vector<std::string> layouts = {"tp:1", "tp:2", "tp:4", "kvp:2", "kvp:4"};
+  if (config.attention == AttentionKind::mla) {
+    layouts.insert(layouts.end(), {"gla:g=2,tp=1", "gla:g=2,tp=2", "exact-latent:2", "exact-latent:4,rope=split"});
+  }
+  if (config.moe.n_routed_experts > 0) layouts.insert(layouts.end(), {"tp:4,ep=2", "kvp:2,ep=2"});
+  return layouts;
+}
+
 struct EngineRun {
   std::string layout = "tp:1";
   std::int64_t prompt = 0;  // tokens prefilled
@@ -138,13 +152,14 @@ struct EngineRun {
 template <class Body>
 void with_engine(const EngineRun& run, const ModelConfig& config, const ModelWeights& weights,
                  std::int64_t cache_tokens, Body&& body) {
-  GroupOptions group{.num_ranks = decode_ranks_of(parse_layout(run.layout)), .threads_per_rank = run.threads};
+  const DecodeLayout layout = parse_decode_layout(run.layout, config);
+  GroupOptions group{.num_ranks = layout.devices(), .threads_per_rank = run.threads};
   group.timeout_s = 20;
   run_group(group, [&](RankContext& ctx) {
     ctx.memory().poison = true;
     Engine engine(ctx,
                   {.config = config,
-                   .layout = parse_layout(run.layout),
+                   .layout = layout,
                    .cache_dtype = run.cache_dtype,
                    .cache_tokens = cache_tokens,
                    .page_tokens = run.page_tokens,
@@ -157,7 +172,7 @@ void with_engine(const EngineRun& run, const ModelConfig& config, const ModelWei
 /// Logits [T·V] of all positions: a prefill of run.prompt tokens, then decode steps. Every rank must have the same.
 inline std::vector<double> engine_logits(const EngineRun& run, const ModelConfig& config, const ModelWeights& weights,
                                          const Ids& ids) {
-  std::vector<std::vector<double>> of_rank(static_cast<std::size_t>(decode_ranks_of(parse_layout(run.layout))));
+  std::vector<std::vector<double>> of_rank(static_cast<std::size_t>(ranks_of(run.layout, config)));
   with_engine(run, config, weights, static_cast<std::int64_t>(ids.size()), [&](RankContext& ctx, Engine& engine) {
     auto& logits = of_rank[static_cast<std::size_t>(ctx.rank())];
     const auto append = [&](const Tensor& part) {

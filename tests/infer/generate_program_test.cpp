@@ -1,14 +1,7 @@
 // isomer generate and isomer eval logits, as a user runs them.
 #include <gmock/gmock.h>
 
-#include <nlohmann/json.hpp>
-
-#include "core/error.h"
-#include "model/checkpoint.h"
-#include "model/config.h"
-#include "model/model_weights.h"
-#include "model/text.h"
-#include "study/program.h"
+#include "infer/model_folder.h"
 #include "tensor_values.h"
 
 namespace isomer {
@@ -18,23 +11,9 @@ using ::testing::HasSubstr;
 using testing::run_isomer;
 using testing::text_of;
 
-/// A seeded model with a tokenizer of its own.
 class GenerateProgram : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_.write("train.txt", std::string(default_text()).substr(0, 40000));
-    const auto made = run_isomer(
-        fmt::format("tokenizer train --data {0}/train.txt --vocab-size 400 --out {0}/model", folder_.path().string()));
-    ASSERT_EQ(made.exit_code, 0) << made.err;
-    nlohmann::json config = nlohmann::json::parse(load_model_config_text("tiny-mla"));
-    config["vocab_size"] = 400;
-    config["max_position_embeddings"] = 128;
-    folder_.write("model/config.json", config.dump());
-    const ModelConfig parsed = load_model_config(at("model"));
-    write_checkpoint(folder_.path() / "model",
-                     model_tensor_sources(initial_model_weights(parsed, 1, DType::f32, 0.2), DType::bf16), 1 << 30);
-  }
-  std::string at(const std::string& name) const { return (folder_.path() / name).string(); }
+  std::string at(const std::string& name) const { return folder_.at(name); }
   nlohmann::json generated(const std::string& options) const {
     const auto result =
         run_isomer(fmt::format("generate --model {} --ignore-eos --json {} {}", at("model"), at("out.json"), options));
@@ -46,7 +25,7 @@ class GenerateProgram : public ::testing::Test {
     EXPECT_EQ(result.exit_code, 2) << arguments;
     EXPECT_THAT(result.err, HasSubstr(part)) << arguments;
   }
-  TempFolder folder_;
+  const testing::ModelFolder folder_;
 };
 
 TEST_F(GenerateProgram, WritesTheTextAndTheSameUnderEveryLayout) {
@@ -56,25 +35,41 @@ TEST_F(GenerateProgram, WritesTheTextAndTheSameUnderEveryLayout) {
                              at("model"), at("one.json")));
   ASSERT_EQ(one.exit_code, 0) << one.err;
   const auto json = nlohmann::json::parse(text_of(folder_.path() / "one.json"));
-  EXPECT_EQ(one.out, "It is a truth" + json["text"].get<std::string>() + "\n");
-  EXPECT_EQ(json["token_ids"].size(), 20u);
+  EXPECT_EQ(one.out, "It is a truth" + json["sequences"][0]["text"].get<std::string>() + "\n");
+  EXPECT_EQ(json["sequences"][0]["token_ids"].size(), 20u);
   EXPECT_THAT(one.err, HasSubstr("19 decoded at"));
   for (const char* layout : {"tp:2", "kvp:4"}) {
     const auto other = generated(fmt::format("--prompt 'It is a truth' --tokens 20 --layout {}", layout));
-    EXPECT_EQ(other["token_ids"], json["token_ids"]) << layout;
+    EXPECT_EQ(other["sequences"][0]["token_ids"], json["sequences"][0]["token_ids"]) << layout;
     EXPECT_GT(other["bytes_sent_rank_0"], 0) << layout;
   }
-  EXPECT_NE(generated("--prompt 'It is a truth' --tokens 20 --temperature 1 --seed 3")["token_ids"], json["token_ids"]);
+  EXPECT_NE(generated("--prompt 'It is a truth' --tokens 20 --temperature 1 --seed 3")["sequences"][0]["token_ids"], json["sequences"][0]["token_ids"]);
+}
+
+TEST_F(GenerateProgram, SeveralTextsAreThoseOfEachAlone) {
+  const std::string options = "--tokens 10 --temperature 1 --top-p 0.9 ";
+  const auto both = generated(options + "--seed 4 --prompt 'It is' --prompt 'a truth universally acknowledged'");
+  ASSERT_EQ(both["sequences"].size(), 2u);
+  const auto first = generated(options + "--seed 4 --prompt 'It is'");
+  const auto second = generated(options + "--seed 5 --prompt 'a truth universally acknowledged'");
+  EXPECT_EQ(both["sequences"][0], first["sequences"][0]);
+  EXPECT_EQ(both["sequences"][1], second["sequences"][0]);
+  EXPECT_EQ(both["decode_steps"], 9);
+  const auto apart = generated(options + "--seed 4 --prompt 'It is' --prompt 'a truth universally acknowledged' "
+                                         "--prefill-layout exact-latent:2 --layout kvp:2");
+  EXPECT_EQ(apart["sequences"], both["sequences"]);
 }
 
 TEST_F(GenerateProgram, RefusesWithAReason) {
   const std::string generate = "generate --model " + at("model") + " ";
   expect_refused(generate + "--prompt ''", "--prompt is empty");
   expect_refused(generate + "--prompt \"$(printf 'caf\\351 ')\"", "--prompt is not UTF-8: byte 3");
-  expect_refused(generate + "--prompt It --tokens 500", "go beyond the 128 positions");
+  expect_refused(generate + "--prompt It --tokens 500", "go beyond the 400 positions");
   expect_refused(generate + "--prompt It --tokens 100 --cache-tokens 64", "the cache is too small");
-  expect_refused(generate + "--prompt It --layout tp:3", "16 heads can't be spread over 3 ranks");
-  expect_refused(generate + "--prompt It --layout laga:2", "there are: tp, kvp");
+  expect_refused(generate + "--prompt It --layout tp:3", "--layout tp:3: 16 heads can't be spread over 3 ranks");
+  expect_refused(generate + "--prompt It --layout laga:2", "there are: tp, ");
+  expect_refused(generate + "--prompt It --prefill-layout exact-latent:5", "--prefill-layout exact-latent:5: ");
+  expect_refused(generate + "--prompt It --prompt ''", "--prompt (number 2) is empty");
   expect_refused(generate + "--prompt It --greedy --temperature 1", "--greedy with --temperature 1");
   expect_refused("generate --prompt It --model deepseek-v3", "a built-in description has no weights");
 }

@@ -16,36 +16,36 @@ namespace {
 
 /// [T, h/N, w] of every rank → [T, h, w].
 Tensor gather_heads(RankContext& ctx, const DecodeBlock& block, const Tensor& q) {
-  const int ranks = block.model.parallel.num_ranks;
+  const int ranks = block.comm.size();
   if (ranks == 1) return q;
   const std::int64_t mine = q.size(1);
   Tensor all = ctx.empty("q of all heads", MemoryClass::communication, q.dtype(), {q.size(0), ranks * mine, q.size(2)});
   std::vector<Tensor> receive;
   for (int rank = 0; rank < ranks; ++rank) receive.push_back(all.slice(1, rank * mine, mine));
-  ctx.comm().all_gather("q", q, receive);
+  block.comm.all_gather("q", q, receive);
   return all;
 }
 
 /// Partial results of all heads over every rank's slice → the merged result of this rank's heads, [T, h/N, w].
 Tensor merge_slices(RankContext& ctx, const DecodeBlock& block, const PartialAttention& partial) {
-  const int ranks = block.model.parallel.num_ranks;
+  const int ranks = block.comm.size();
   if (ranks == 1) return partial.out;
   const Tensor lses = ctx.empty("lse of all slices", MemoryClass::communication, partial.lse.dtype(),
                                 {ranks, partial.lse.size(0), partial.lse.size(1)});
   std::vector<Tensor> receive, send;
   for (int rank = 0; rank < ranks; ++rank) receive.push_back(lses.select(0, rank));
-  ctx.comm().all_gather("lse", partial.lse, receive);
-  weigh_partial_attention(ctx, partial.out, lses, block.model.parallel.rank);
+  block.comm.all_gather("lse", partial.lse, receive);
+  weigh_partial_attention(ctx, partial.out, lses, block.comm.rank());
   const std::int64_t mine = partial.out.size(1) / ranks;
   for (int rank = 0; rank < ranks; ++rank) send.push_back(partial.out.slice(1, rank * mine, mine));
   Tensor merged = ctx.empty("merged o", MemoryClass::workspace, partial.out.dtype(),
                             {partial.out.size(0), mine, partial.out.size(2)});
-  ctx.comm().reduce_scatter("partial o", send, merged);
+  block.comm.reduce_scatter("partial o", send, merged);
   return merged;
 }
 
 /// Rows of every slice, one slice behind the other: [Σ counts, KV heads, w] from `mine` [counts[rank], KV heads, w].
-Tensor gather_slices(RankContext& ctx, std::string_view name, const Tensor& mine,
+Tensor gather_slices(RankContext& ctx, const DecodeBlock& block, std::string_view name, const Tensor& mine,
                      const std::vector<std::int64_t>& counts) {
   const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   Tensor all = ctx.empty(name, MemoryClass::communication, mine.dtype(), {total, mine.size(1), mine.size(2)});
@@ -55,13 +55,13 @@ Tensor gather_slices(RankContext& ctx, std::string_view name, const Tensor& mine
     receive.push_back(all.slice(0, begin, count));
     begin += count;
   }
-  ctx.comm().all_gather(name, mine, receive);
+  block.comm.all_gather(name, mine, receive);
   return all;
 }
 
 /// The KV heads that the rank's query heads use.
 Tensor own_kv_heads(const DecodeBlock& block, const Tensor& rows) {
-  const IndexRange heads = kv_heads_of(block.model.config, block.model.parallel);
+  const IndexRange heads = kv_heads_of(block.model.config, block.part().split);
   return rows.slice(1, heads.begin, heads.count);
 }
 
@@ -80,17 +80,17 @@ CachedRows gather_rows(RankContext& ctx, const DecodeBlock& block, const StepSeq
     counts.push_back(row - first);
   }
   const CachedRows mine = load_rows(ctx, block, sequence, positions);
-  all.keys = gather_slices(ctx, "prefix keys", mine.keys, counts);
+  all.keys = gather_slices(ctx, block, "prefix keys", mine.keys, counts);
   if (block.is_latent()) return all;
   all.keys = own_kv_heads(block, all.keys);
-  all.values = own_kv_heads(block, gather_slices(ctx, "prefix values", mine.values, counts));
+  all.values = own_kv_heads(block, gather_slices(ctx, block, "prefix values", mine.values, counts));
   return all;
 }
 
-class KvParallelLayout : public DecodeLayout {
+class KvParallelScheme : public StepScheme {
  public:
-  TensorParallel parallel(int num_ranks, int rank) const override { return {num_ranks, rank, false}; }
-  CacheShards cache_shards(int num_ranks) const override { return {num_ranks}; }
+  explicit KvParallelScheme(const DecodeLayout& layout) : layout_(layout) {}
+  WeightSplit explicit_split(int rank) const override { return even_split(layout_, rank, false); }
 
   Tensor attention(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const override {
     const Tensor q = project_and_cache(ctx, block, x);
@@ -104,10 +104,15 @@ class KvParallelLayout : public DecodeLayout {
     const Tensor core = merge_slices(ctx, block, attend_cache(ctx, block, all_queries));
     return join_heads(ctx, block, values_of(ctx, block, core), x);
   }
+
+ private:
+  DecodeLayout layout_;
 };
 
 }  // namespace
 
-std::unique_ptr<DecodeLayout> make_kvp() { return std::make_unique<KvParallelLayout>(); }
+std::unique_ptr<StepScheme> make_kvp(const SchemeArguments& arguments) {
+  return std::make_unique<KvParallelScheme>(arguments.layout);
+}
 
 }  // namespace isomer

@@ -15,17 +15,9 @@ namespace {
 /// [T, h, w] → [h, T, w].
 Tensor by_head(const Tensor& t) { return t.transpose(0, 1); }
 
-/// The tensor itself, or a copy in another dtype.
-Tensor as_dtype(RankContext& ctx, std::string_view name, const Tensor& t, DType dtype) {
-  if (t.dtype() == dtype) return t;
-  Tensor converted = ctx.empty(name, MemoryClass::workspace, dtype, t.shape());
-  copy(ctx, name, t, converted);
-  return converted;
-}
-
 UpProjectionViews up_projections(const DecodeBlock& block) {
   return up_projection_views(block.model.config, block.weights().attention.kv_b_proj,
-                             {0, block.model.local.num_attention_heads});
+                             {0, block.heads()});
 }
 
 /// Merging starts from nothing: out = 0, lse = −inf.
@@ -44,7 +36,7 @@ AttentionInputs explicit_inputs(RankContext& ctx, const DecodeBlock& block, cons
   const ModelConfig& c = block.model.config;
   const std::int64_t n = c.qk_nope_head_dim, r = c.qk_rope_head_dim, d = c.kv_lora_rank;
   const Tensor kv = up_project_forward(ctx, block.attention_layer(), rows.keys.select(1, 0),
-                                       {0, block.model.local.num_attention_heads}, MemoryClass::workspace);
+                                       {0, block.heads()}, MemoryClass::workspace);
   AttentionInputs in{.q = q.slice(2, 0, n), .k = kv.slice(2, 0, n), .v = kv.slice(2, n, c.v_head_dim)};
   if (r > 0) {
     in.q_rope = q.slice(2, n, r);
@@ -59,41 +51,71 @@ AttentionInputs grouped_inputs(const Tensor& q, const CachedRows& rows) {
 
 }  // namespace
 
-Tensor project_and_cache(RankContext& ctx, const DecodeBlock& block, const Tensor& x) {
-  Tensor q, keys, values;
+Tensor as_dtype(RankContext& ctx, std::string_view name, const Tensor& t, DType dtype) {
+  if (t.dtype() == dtype) return t;
+  Tensor converted = ctx.empty(name, MemoryClass::workspace, dtype, t.shape());
+  copy(ctx, name, t, converted);
+  return converted;
+}
+
+Projections project(RankContext& ctx, const DecodeBlock& block, const Tensor& x) {
   if (block.is_latent()) {
-    ProjectSaved dropped;
-    Projected p = project_forward(ctx, block.attention_layer(), x, dropped);
-    q = p.q;
-    keys = p.latent.unflatten(1, {1, p.latent.size(1)});
-  } else {
-    GqaProjectSaved dropped;
-    GqaProjected p = gqa_project_forward(ctx, block.attention_layer(), x, dropped);
-    q = p.q, keys = p.k, values = p.v;
+    ProjectSaved saved;
+    const Projected p = project_forward(ctx, block.attention_layer(), x, saved);
+    return {.q = p.q, .keys = p.latent.unflatten(1, {1, p.latent.size(1)}), .values = {}, .c = saved.c};
   }
+  GqaProjectSaved dropped;
+  const GqaProjected p = gqa_project_forward(ctx, block.attention_layer(), x, dropped);
+  return {.q = p.q, .keys = p.k, .values = p.v, .c = {}};
+}
+
+void store_rows(RankContext& ctx, const DecodeBlock& block, const Tensor& keys, const Tensor& values) {
   for (const StepSequence& s : block.step.sequences) {
     block.cache.store(ctx, block.index, s.sequence, s.positions.begin, keys.slice(0, s.first_row, s.positions.count),
                       values ? values.slice(0, s.first_row, s.positions.count) : Tensor());
   }
-  return q;
+}
+
+Tensor project_and_cache(RankContext& ctx, const DecodeBlock& block, const Tensor& x) {
+  const Projections p = project(ctx, block, x);
+  store_rows(ctx, block, p.keys, p.values);
+  return p.q;
+}
+
+Tensor absorb(RankContext& ctx, const DecodeBlock& block, const Tensor& q, const LatentColumns& columns) {
+  const std::int64_t n = block.model.config.qk_nope_head_dim, rope = columns.rope.count;
+  std::int64_t width = 0;
+  for (const IndexRange& range : columns.latent) width += range.count;
+  Tensor absorbed = ctx.empty("q absorbed", MemoryClass::workspace, q.dtype(), {q.size(0), q.size(1), width + rope});
+  std::int64_t to = 0;
+  for (const IndexRange& range : columns.latent) {
+    if (range.count == 0) continue;
+    const Tensor w_uk = up_projections(block).w_uk.slice(2, range.begin, range.count);
+    matmul(ctx, "absorb q", by_head(q.slice(2, 0, n)), w_uk, by_head(absorbed.slice(2, to, range.count)));
+    to += range.count;
+  }
+  if (rope > 0) {
+    copy(ctx, "concatenate q_pe", q.slice(2, n + columns.rope.begin, rope), absorbed.slice(2, width, rope));
+  }
+  return absorbed;
+}
+
+Tensor values_of(RankContext& ctx, const DecodeBlock& block, const Tensor& core, IndexRange latent) {
+  Tensor out =
+      ctx.empty("o", MemoryClass::workspace, core.dtype(), {core.size(0), core.size(1), block.model.config.v_head_dim});
+  const Tensor w_uv = up_projections(block).w_uv.slice(2, latent.begin, latent.count);
+  matmul(ctx, "W_UV õ", by_head(core), w_uv.transpose(1, 2), by_head(out));
+  return out;
 }
 
 Tensor absorb(RankContext& ctx, const DecodeBlock& block, const Tensor& q) {
   if (!block.is_latent()) return q;
   const ModelConfig& c = block.model.config;
-  const std::int64_t n = c.qk_nope_head_dim, r = c.qk_rope_head_dim, d = c.kv_lora_rank;
-  Tensor absorbed = ctx.empty("q absorbed", MemoryClass::workspace, q.dtype(), {q.size(0), q.size(1), d + r});
-  matmul(ctx, "absorb q", by_head(q.slice(2, 0, n)), up_projections(block).w_uk, by_head(absorbed.slice(2, 0, d)));
-  if (r > 0) copy(ctx, "concatenate q_pe", q.slice(2, n, r), absorbed.slice(2, d, r));
-  return absorbed;
+  return absorb(ctx, block, q, {{{0, c.kv_lora_rank}}, {0, c.qk_rope_head_dim}});
 }
 
 Tensor values_of(RankContext& ctx, const DecodeBlock& block, const Tensor& core) {
-  if (!block.is_latent()) return core;
-  Tensor out =
-      ctx.empty("o", MemoryClass::workspace, core.dtype(), {core.size(0), core.size(1), block.model.config.v_head_dim});
-  matmul(ctx, "W_UV õ", by_head(core), up_projections(block).w_uv.transpose(1, 2), by_head(out));
-  return out;
+  return block.is_latent() ? values_of(ctx, block, core, {0, block.model.config.kv_lora_rank}) : core;
 }
 
 PartialAttention attend_cache(RankContext& ctx, const DecodeBlock& block, const Tensor& q) {
@@ -113,7 +135,7 @@ PartialAttention attend_cache(RankContext& ctx, const DecodeBlock& block, const 
 
 CachedRows load_rows(RankContext& ctx, const DecodeBlock& block, const StepSequence& sequence, IndexRange positions) {
   const CacheOptions& cache = block.cache.options();
-  const DType dtype = block.model.weights.norm.dtype();
+  const DType dtype = block.dtype();
   CachedRows rows;
   std::int64_t count = 0;
   for (const IndexRange& range : cache.shards.ranges(cache.slice, positions.begin, positions.end())) {
@@ -154,10 +176,14 @@ Tensor attend_prefix(RankContext& ctx, const DecodeBlock& block, const Tensor& q
 }
 
 Tensor join_heads(RankContext& ctx, const DecodeBlock& block, const Tensor& attention, const Tensor& x) {
-  const AttentionWeights& w = block.weights().attention;
+  return join_heads(ctx, block, block.weights().attention, attention, x);
+}
+
+Tensor join_heads(RankContext& ctx, const DecodeBlock& block, const AttentionWeights& w, const Tensor& attention,
+                  const Tensor& x) {
   Tensor y = ctx.empty("y", MemoryClass::workspace, x.dtype(), x.shape());
   matmul(ctx, "o_proj", attention.flatten(1, 2), w.o_proj.transpose(0, 1), y);
-  ctx.comm().all_reduce("attention output", y);
+  block.comm.all_reduce("attention output", y);
   if (w.o_bias) add_bias(ctx, "o bias", w.o_bias, y);
   const double scale = block.model.config.residual_scale();
   if (scale != 1) scaled_sum(ctx, "residual scale", y, Tensor(), scale, y);

@@ -10,10 +10,10 @@ namespace isomer {
 
 namespace {
 
-class TensorParallelLayout : public DecodeLayout {
+class TensorParallelScheme : public StepScheme {
  public:
-  TensorParallel parallel(int num_ranks, int rank) const override { return {num_ranks, rank, true}; }
-  CacheShards cache_shards(int) const override { return {}; }
+  explicit TensorParallelScheme(const DecodeLayout& layout) : layout_(layout) {}
+  WeightSplit explicit_split(int rank) const override { return even_split(layout_, rank, true); }
 
   Tensor attention(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const override {
     const Tensor q = project_and_cache(ctx, block, x);
@@ -26,10 +26,15 @@ class TensorParallelLayout : public DecodeLayout {
     const PartialAttention core = attend_cache(ctx, block, absorb(ctx, block, q));
     return join_heads(ctx, block, values_of(ctx, block, core.out), x);
   }
+
+ private:
+  DecodeLayout layout_;
 };
 
 }  // namespace
 
-std::unique_ptr<DecodeLayout> make_tp() { return std::make_unique<TensorParallelLayout>(); }
+std::unique_ptr<StepScheme> make_tp(const SchemeArguments& arguments) {
+  return std::make_unique<TensorParallelScheme>(arguments.layout);
+}
 
 }  // namespace isomer
