@@ -1,6 +1,7 @@
 // Decode: absorbed attention over pages of a bfloat16 cache, as a share of the multiply-add peak of the same run; and
 // whole decode steps of one sequence on a model larger than the caches, as a share of what its bytes take at the read
-// bandwidth of the same run; and a prompt, as a share of a large product's rate. One thread, by processor time. Holds pages against the plain twin before it times.
+// bandwidth of the same run; and a prompt, as a share of a large product's rate. One thread, by processor time. Holds
+// pages against the plain twin before it times.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -147,7 +148,8 @@ void time_steps(RankContext& ctx, double bandwidth) {
   });
   std::printf("\n%-34s %10s %9s\n", "step of one sequence, bfloat16", "ms", "of memory");
   for (const std::int64_t context : {1024, 4096}) {
-    Engine engine(ctx, {.config = config, .layout = parse_decode_layout("tp:1", config), .cache_tokens = context + 16}, weights);
+    Engine engine(ctx, {.config = config, .layout = parse_decode_layout("tp:1", config), .cache_tokens = context + 16},
+                  weights);
     const int sequence = engine.add_sequence();
     engine.prefill(ctx, sequence, std::vector<std::int32_t>(static_cast<std::size_t>(context), 5));
     std::vector<double> times;

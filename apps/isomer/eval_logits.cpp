@@ -20,7 +20,8 @@ namespace isomer {
 namespace {
 
 struct LogitsArguments {
-  std::string model, ids, out, layout = "tp:1", backend = "threads", mode = "prefill", prefix = "0", dtype = "f32", cache_dtype;
+  std::string model, ids, out, layout = "tp:1", backend = "threads", mode = "prefill", prefix = "0", dtype = "f32",
+                               cache_dtype;
   std::string prefill_chunk = "512";
   int threads = 0;
 };

@@ -86,7 +86,8 @@ EngineOptions engine_options(const GenerateArguments& a, const FoundModel& model
 
 std::optional<SeparatedOptions> separated_options(const GenerateArguments& a, const EngineOptions& engine) {
   if (a.prefill_layout.empty()) {
-    if (a.prefill_ranks != "own") invalid_argument("--prefill-ranks {}: it goes with --prefill-layout", a.prefill_ranks);
+    if (a.prefill_ranks != "own")
+      invalid_argument("--prefill-ranks {}: it goes with --prefill-layout", a.prefill_ranks);
     return std::nullopt;
   }
   SeparatedOptions options{.prefill = engine, .decode = engine, .apart = a.prefill_ranks == "own"};

@@ -22,7 +22,8 @@ struct EngineOptions {
 };
 
 /// Tokens that `cache_tokens` must be for sequences of these lengths to stand in the cache together.
-std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout, std::int64_t page_tokens);
+std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
+                              std::int64_t page_tokens);
 
 /// Whose logits a prefill gives.
 enum class LogitRows : std::uint8_t { last, all };

@@ -21,9 +21,8 @@ std::vector<IndexRange> units_of(const ModelConfig& config, const RankCache& cac
 int unit_axis(const ModelConfig& config) { return config.attention == AttentionKind::gqa ? 1 : 2; }
 
 bool has_range(const std::vector<IndexRange>& units, IndexRange range) {
-  return std::any_of(units.begin(), units.end(), [&](const IndexRange& u) {
-    return u.begin <= range.begin && range.end() <= u.end();
-  });
+  return std::any_of(units.begin(), units.end(),
+                     [&](const IndexRange& u) { return u.begin <= range.begin && range.end() <= u.end(); });
 }
 
 /// Cuts `range` where any of the senders' ranges begins or ends, so that each part stands whole on some rank.
@@ -61,8 +60,7 @@ std::int64_t count_of(const std::vector<IndexRange>& units) {
 }
 
 /// Positions in [begin, end) that both slices have.
-std::vector<IndexRange> common_positions(const RankCache& a, const RankCache& b, std::int64_t begin,
-                                         std::int64_t end) {
+std::vector<IndexRange> common_positions(const RankCache& a, const RankCache& b, std::int64_t begin, std::int64_t end) {
   std::vector<IndexRange> common;
   for (const IndexRange& range : a.shards.ranges(a.slice, begin, end)) {
     for (const IndexRange& part : b.shards.ranges(b.slice, range.begin, range.end())) common.push_back(part);
@@ -250,10 +248,11 @@ std::string why_hand_over_unfit(const ModelConfig& config, const CacheGroup& fro
   const bool apart = from.end_rank() <= to.first_rank || to.end_rank() <= from.first_rank;
   const bool together = from.first_rank == to.first_rank;
   if (!apart && !together) {
-    return fmt::format("prefill '{}' on ranks {} to {} and decode '{}' on ranks {} to {} overlap in part: groups lie "
-                       "apart, or begin at the same rank",
-                       to_string(from.layout), from.first_rank, from.end_rank() - 1, to_string(to.layout),
-                       to.first_rank, to.end_rank() - 1);
+    return fmt::format(
+        "prefill '{}' on ranks {} to {} and decode '{}' on ranks {} to {} overlap in part: groups lie "
+        "apart, or begin at the same rank",
+        to_string(from.layout), from.first_rank, from.end_rank() - 1, to_string(to.layout), to.first_rank,
+        to.end_rank() - 1);
   }
   const int needed = std::max(from.end_rank(), to.end_rank());
   if (needed != num_ranks) {

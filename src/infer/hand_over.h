@@ -24,8 +24,8 @@ struct CacheSequence {
   int sequence = 0;
 };
 
-/// What one rank sends another of every position that both have: units of a row, columns (latent attention) or KV heads,
-/// in order of the receiver's cache.
+/// What one rank sends another of every position that both have: units of a row, columns (latent attention) or KV
+/// heads, in order of the receiver's cache.
 struct CachePiece {
   int from = 0, to = 0;  // ranks of the communicator
   std::vector<IndexRange> units;
@@ -43,7 +43,6 @@ void hand_over_cache(RankContext& ctx, Communicator& comm, const ModelConfig& co
                      const CacheSequence& target);
 
 /// Why one group can't fill another's cache, or both don't make up a world of so many ranks; empty if they can.
-std::string why_hand_over_unfit(const ModelConfig& config, const CacheGroup& from, const CacheGroup& to,
-                                int num_ranks);
+std::string why_hand_over_unfit(const ModelConfig& config, const CacheGroup& from, const CacheGroup& to, int num_ranks);
 
 }  // namespace isomer

@@ -60,9 +60,9 @@ void weigh_partial_attention(RankContext& ctx, const Tensor& out, const Tensor& 
 }
 
 void scale_heads(RankContext& ctx, std::string_view name, const Tensor& x, std::span<const double> factors) {
-  ISOMER_CHECK(x.dim() == 3 && static_cast<std::int64_t>(factors.size()) == x.size(1) &&
-                   (x.size(2) <= 1 || x.stride(2) == 1),
-               "{}: {} factors for {}", name, factors.size(), to_string(x.shape()));
+  ISOMER_CHECK(
+      x.dim() == 3 && static_cast<std::int64_t>(factors.size()) == x.size(1) && (x.size(2) <= 1 || x.stride(2) == 1),
+      "{}: {} factors for {}", name, factors.size(), to_string(x.shape()));
   run_kernel(ctx, name, elementwise_cost(x.numel(), 1, 1, 1, x.dtype()), [&] {
     visit_dtype(x.dtype(), [&]<class T>() {
       ctx.threads().parallel_for(x.size(0), [&](std::int64_t row, int) {

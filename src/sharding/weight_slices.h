@@ -1,6 +1,6 @@
 // Which part of each weight a rank of a tensor-parallel decode layout works with: a pure index map (design contract
-// 11). Attention is cut by heads, an FFN (each expert's too) by its intermediate width, routed experts in groups as well;
-// what makes the latent, norms, router, embedding and head stand whole on every rank.
+// 11). Attention is cut by heads, an FFN (each expert's too) by its intermediate width, routed experts in groups as
+// well; what makes the latent, norms, router, embedding and head stand whole on every rank.
 #pragma once
 
 #include <optional>

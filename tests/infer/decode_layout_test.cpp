@@ -152,7 +152,8 @@ TEST(DecodeLayouts, ComplaintsSayWhatWouldFit) {
   EXPECT_THAT(unfit("tp:2,ep=2", grouped), HasSubstr("small-grouped has no experts"));
   EXPECT_THAT(unfit("tp:4,ep=3", latent), HasSubstr("tpf=1 and ep=3 are 3 ranks, the attention has 4"));
   EXPECT_THAT(unfit("gla:g=2", grouped), HasSubstr("grouped-query, without one; take tp or kvp"));
-  EXPECT_THAT(unfit("exact-latent:5", latent), HasSubstr("24 columns (kv_lora_rank 24 less 0 shared) don't divide by 5"));
+  EXPECT_THAT(unfit("exact-latent:5", latent),
+              HasSubstr("24 columns (kv_lora_rank 24 less 0 shared) don't divide by 5"));
   ModelConfig thin = latent;
   thin.num_attention_heads = 32;
   EXPECT_THAT(unfit("tp:32", thin), HasSubstr("an FFN of width 18 can't be spread over 32 ranks; take at most 18"));

@@ -67,11 +67,14 @@ TEST_P(EngineLogits, InNarrowTypesErrNoMoreThanOneRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, EngineLogits,
-                         ::testing::Values(Case{"latent", "tp:1"}, Case{"latent", "tp:2"}, Case{"latent", "tp:4"}, Case{"latent", "tp:4,ep=2"},
-                                           Case{"latent", "exact-latent:1"}, Case{"latent", "exact-latent:2"}, Case{"latent", "exact-latent:4"},
- Case{"latent", "exact-latent:2,rope=split"}, Case{"latent", "kvp:1"}, Case{"latent", "kvp:2"}, Case{"latent", "kvp:4"}, Case{"latent", "kvp:2,ep=2"},
-                                           Case{"grouped", "tp:1"}, Case{"grouped", "tp:2"}, Case{"grouped", "tp:4"},
-                                           Case{"grouped", "kvp:2"}, Case{"grouped", "kvp:4"}),
+                         ::testing::Values(Case{"latent", "tp:1"}, Case{"latent", "tp:2"}, Case{"latent", "tp:4"},
+                                           Case{"latent", "tp:4,ep=2"}, Case{"latent", "exact-latent:1"},
+                                           Case{"latent", "exact-latent:2"}, Case{"latent", "exact-latent:4"},
+                                           Case{"latent", "exact-latent:2,rope=split"}, Case{"latent", "kvp:1"},
+                                           Case{"latent", "kvp:2"}, Case{"latent", "kvp:4"},
+                                           Case{"latent", "kvp:2,ep=2"}, Case{"grouped", "tp:1"},
+                                           Case{"grouped", "tp:2"}, Case{"grouped", "tp:4"}, Case{"grouped", "kvp:2"},
+                                           Case{"grouped", "kvp:4"}),
                          name_of_case);
 
 /// −ln p(target) from logits.

@@ -43,7 +43,8 @@ TEST_F(GenerateProgram, WritesTheTextAndTheSameUnderEveryLayout) {
     EXPECT_EQ(other["sequences"][0]["token_ids"], json["sequences"][0]["token_ids"]) << layout;
     EXPECT_GT(other["bytes_sent_rank_0"], 0) << layout;
   }
-  EXPECT_NE(generated("--prompt 'It is a truth' --tokens 20 --temperature 1 --seed 3")["sequences"][0]["token_ids"], json["sequences"][0]["token_ids"]);
+  EXPECT_NE(generated("--prompt 'It is a truth' --tokens 20 --temperature 1 --seed 3")["sequences"][0]["token_ids"],
+            json["sequences"][0]["token_ids"]);
 }
 
 TEST_F(GenerateProgram, SeveralTextsAreThoseOfEachAlone) {
@@ -55,8 +56,9 @@ TEST_F(GenerateProgram, SeveralTextsAreThoseOfEachAlone) {
   EXPECT_EQ(both["sequences"][0], first["sequences"][0]);
   EXPECT_EQ(both["sequences"][1], second["sequences"][0]);
   EXPECT_EQ(both["decode_steps"], 9);
-  const auto apart = generated(options + "--seed 4 --prompt 'It is' --prompt 'a truth universally acknowledged' "
-                                         "--prefill-layout exact-latent:2 --layout kvp:2");
+  const auto apart = generated(options +
+                               "--seed 4 --prompt 'It is' --prompt 'a truth universally acknowledged' "
+                               "--prefill-layout exact-latent:2 --layout kvp:2");
   EXPECT_EQ(apart["sequences"], both["sequences"]);
 }
 

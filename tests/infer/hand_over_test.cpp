@@ -22,10 +22,8 @@ struct Separated {
 std::vector<Ids> separated_tokens(const ModelConfig& config, const Separated& s, bool drop = false) {
   SeparatedOptions options{.apart = s.apart};
   const auto engine = [&](const std::string& layout, std::int64_t tokens) {
-    return EngineOptions{.config = config,
-                         .layout = parse_decode_layout(layout, config),
-                         .cache_tokens = tokens,
-                         .page_tokens = 8};
+    return EngineOptions{
+        .config = config, .layout = parse_decode_layout(layout, config), .cache_tokens = tokens, .page_tokens = 8};
   };
   options.prefill = engine(s.prefill, 0);
   options.decode = engine(s.decode, 400);
@@ -55,11 +53,11 @@ std::vector<Ids> tokens_of_one_rank(const ModelConfig& config) {
 TEST(HandOver, GivesTheTextOfOneGroup) {
   const ModelConfig latent = latent_config(), grouped = grouped_config();
   const auto expected_latent = tokens_of_one_rank(latent), expected_grouped = tokens_of_one_rank(grouped);
-  std::vector<Separated> cases = {{"tp:1", "kvp:2"}, {"kvp:2", "exact-latent:2"}, {"tp:2", "kvp:2", false},
-                                  {"exact-latent:2,rope=split", "tp:1"}};
+  std::vector<Separated> cases = {
+      {"tp:1", "kvp:2"}, {"kvp:2", "exact-latent:2"}, {"tp:2", "kvp:2", false}, {"exact-latent:2,rope=split", "tp:1"}};
   if (full_tests()) {
-    const std::vector<std::string> layouts = {"tp:1", "tp:2", "tp:4", "kvp:2", "kvp:4", "exact-latent:2",
-                                              "exact-latent:4,rope=split"};
+    const std::vector<std::string> layouts = {
+        "tp:1", "tp:2", "tp:4", "kvp:2", "kvp:4", "exact-latent:2", "exact-latent:4,rope=split"};
     for (const auto& prefill : layouts) {
       for (const auto& decode : layouts) {
         cases.push_back({prefill, decode, true});
@@ -95,9 +93,8 @@ TEST(HandOver, PiecesCoverEveryRowOnce) {
           const RankCache sender = rank_cache_of(from.layout, latent, p.from);
           EXPECT_EQ(sender.slice, slice);
           for (const IndexRange& u : p.units) {
-            const bool has = std::any_of(sender.columns.begin(), sender.columns.end(), [&](const IndexRange& c) {
-              return c.begin <= u.begin && u.end() <= c.end();
-            });
+            const bool has = std::any_of(sender.columns.begin(), sender.columns.end(),
+                                         [&](const IndexRange& c) { return c.begin <= u.begin && u.end() <= c.end(); });
             EXPECT_TRUE(has) << prefill << " " << decode;
             got[p.to].resize(static_cast<std::size_t>(latent.latent_width()));
             for (auto i = u.begin; i < u.end(); ++i) ++got[p.to][static_cast<std::size_t>(i)];

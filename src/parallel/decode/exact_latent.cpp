@@ -32,8 +32,7 @@ class ExactLatentScheme : public StepScheme {
     const Projections p = project(ctx, block, x);
     store_rows(ctx, block, shards_.cut(ctx, p.keys), Tensor());
     const bool has_rope = !layout_.shards.whole_rope || shards_.shard() == 0;
-    const Tensor queries =
-        absorb(ctx, block, p.q, {{shards_.own()}, has_rope ? shards_.rope() : IndexRange{0, 0}});
+    const Tensor queries = absorb(ctx, block, p.q, {{shards_.own()}, has_rope ? shards_.rope() : IndexRange{0, 0}});
     return join_heads(ctx, block, values_of(ctx, block, attend(ctx, block, queries), shards_.own()), x);
   }
 

@@ -13,8 +13,8 @@ LatentShards::LatentShards(Communicator& comm, const DecodeLayout& layout, const
 }
 
 Tensor LatentShards::cut(RankContext& ctx, const Tensor& rows) const {
-  Tensor mine = ctx.empty("latent cut", MemoryClass::workspace, rows.dtype(),
-                          {rows.size(0), 1, shared_ + width_ + rope_width_});
+  Tensor mine =
+      ctx.empty("latent cut", MemoryClass::workspace, rows.dtype(), {rows.size(0), 1, shared_ + width_ + rope_width_});
   std::int64_t to = 0;
   for (const IndexRange& from : {shared(), own(), IndexRange{latent_ + rope().begin, rope_width_}}) {
     if (from.count == 0) continue;

@@ -16,8 +16,7 @@ namespace {
 Tensor by_head(const Tensor& t) { return t.transpose(0, 1); }
 
 UpProjectionViews up_projections(const DecodeBlock& block) {
-  return up_projection_views(block.model.config, block.weights().attention.kv_b_proj,
-                             {0, block.heads()});
+  return up_projection_views(block.model.config, block.weights().attention.kv_b_proj, {0, block.heads()});
 }
 
 /// Merging starts from nothing: out = 0, lse = −inf.
@@ -35,8 +34,8 @@ void clear_partial(RankContext& ctx, const Tensor& out, const Tensor& lse) {
 AttentionInputs explicit_inputs(RankContext& ctx, const DecodeBlock& block, const Tensor& q, const CachedRows& rows) {
   const ModelConfig& c = block.model.config;
   const std::int64_t n = c.qk_nope_head_dim, r = c.qk_rope_head_dim, d = c.kv_lora_rank;
-  const Tensor kv = up_project_forward(ctx, block.attention_layer(), rows.keys.select(1, 0),
-                                       {0, block.heads()}, MemoryClass::workspace);
+  const Tensor kv = up_project_forward(ctx, block.attention_layer(), rows.keys.select(1, 0), {0, block.heads()},
+                                       MemoryClass::workspace);
   AttentionInputs in{.q = q.slice(2, 0, n), .k = kv.slice(2, 0, n), .v = kv.slice(2, n, c.v_head_dim)};
   if (r > 0) {
     in.q_rope = q.slice(2, n, r);

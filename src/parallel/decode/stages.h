@@ -23,8 +23,8 @@ void store_rows(RankContext& ctx, const DecodeBlock& block, const Tensor& keys, 
 /// Both, where the cache has whole rows. Returns q.
 Tensor project_and_cache(RankContext& ctx, const DecodeBlock& block, const Tensor& x);
 
-/// Columns of a latent row that queries are made for: ranges of ĉ (0 … d − 1), one behind the other, then a range of the
-/// rope key (0 … r − 1).
+/// Columns of a latent row that queries are made for: ranges of ĉ (0 … d − 1), one behind the other, then a range of
+/// the rope key (0 … r − 1).
 struct LatentColumns {
   std::vector<IndexRange> latent;
   IndexRange rope;

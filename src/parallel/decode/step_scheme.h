@@ -1,6 +1,6 @@
-// A step scheme: how one step of inference runs when a model, and the cache of its sequences, are spread over ranks by a
-// decode layout (cost/decode_layout.h). One file a scheme; the stages it composes are in stages.h. A step's activations
-// stand whole on every rank: T rows of D, the new tokens of all its sequences.
+// A step scheme: how one step of inference runs when a model, and the cache of its sequences, are spread over ranks by
+// a decode layout (cost/decode_layout.h). One file a scheme; the stages it composes are in stages.h. A step's
+// activations stand whole on every rank: T rows of D, the new tokens of all its sequences.
 //
 // To add one: its file, a line in registry.cpp, its rows in rank_cache_of; its bytes in cost/decode_bytes.cpp.
 #pragma once
