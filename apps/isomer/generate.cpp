@@ -54,6 +54,7 @@ Sampling sampling_of(const GenerateArguments& a, std::size_t request) {
 
 std::vector<Request> requests_of(const GenerateArguments& a, const Tokenizer& tokenizer) {
   std::vector<Request> requests;
+  if (a.prompts.empty()) invalid_argument("--prompt is empty: give some text to go on from");
   for (const std::string& prompt : a.prompts) {
     const std::string which = a.prompts.size() == 1 ? "" : fmt::format(" (number {})", requests.size() + 1);
     if (prompt.empty()) invalid_argument("--prompt{} is empty: give some text to go on from", which);
@@ -224,8 +225,7 @@ void add_generate(CLI::App& app, const CommandLine& command_line, int& exit_code
       ->required();
   command->add_option("--prompt", a->prompts, "the text to go on from; may be given several times")
       ->required()
-      ->expected(1)
-      ->take_all();
+      ->allow_extra_args(false);
   command->add_option("--tokens", a->tokens, "new tokens of each text at most")->capture_default_str();
   command->add_option("--layout", a->layout, "how decoding is spread over ranks (docs/inference.md)")
       ->capture_default_str();

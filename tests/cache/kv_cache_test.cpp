@@ -108,7 +108,8 @@ void check_roundtrip(bool latent, CacheShards shards, int slice, DType dtype) {
           return testing::rounded(values_of(rows(sequence, layer, range.begin, range.count, width)), dtype);
         };
         EXPECT_EQ(values_of(keys), expected(options.row.key_width));
-        if (!latent) EXPECT_EQ(values_of(values), expected(options.row.value_width));
+        if (latent) continue;
+        EXPECT_EQ(values_of(values), expected(options.row.value_width));
       }
     }
   }

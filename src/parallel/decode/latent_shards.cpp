@@ -37,7 +37,7 @@ CachedRows LatentShards::gather_rows(RankContext& ctx, const DecodeBlock& block,
     latent_parts.push_back(all.slice(2, own_of(shard).begin, width_));
     rope_parts.push_back(all.slice(2, latent_ + rope_of(shard).begin, rope_width_));
   }
-  group_->all_gather("prefix latent", rows.keys.slice(2, shared_, width_), latent_parts);
+  if (width_ > 0) group_->all_gather("prefix latent", rows.keys.slice(2, shared_, width_), latent_parts);
   if (shared_ > 0) copy(ctx, "shared columns", rows.keys.slice(2, 0, shared_), all.slice(2, 0, shared_));
   if (!whole_rope_) {
     group_->all_gather("prefix k_pe", rope, rope_parts);
