@@ -40,7 +40,7 @@ struct Prepared {
   EngineOptions engine;
   std::optional<SeparatedOptions> separated;  // prefill under a layout of its own
   GroupOptions group;
-  std::vector<Request> requests;
+  std::vector<TextRequest> requests;
 };
 
 Sampling sampling_of(const GenerateArguments& a, std::size_t request) {
@@ -52,8 +52,8 @@ Sampling sampling_of(const GenerateArguments& a, std::size_t request) {
   return sampling;
 }
 
-std::vector<Request> requests_of(const GenerateArguments& a, const Tokenizer& tokenizer) {
-  std::vector<Request> requests;
+std::vector<TextRequest> requests_of(const GenerateArguments& a, const Tokenizer& tokenizer) {
+  std::vector<TextRequest> requests;
   if (a.prompts.empty()) invalid_argument("--prompt is empty: give some text to go on from");
   for (const std::string& prompt : a.prompts) {
     const std::string which = a.prompts.size() == 1 ? "" : fmt::format(" (number {})", requests.size() + 1);
@@ -69,13 +69,13 @@ std::vector<Request> requests_of(const GenerateArguments& a, const Tokenizer& to
 }
 
 EngineOptions engine_options(const GenerateArguments& a, const FoundModel& model,
-                             const std::vector<Request>& requests) {
+                             const std::vector<TextRequest>& requests) {
   EngineOptions options{.config = model.config, .layout = parse_decode_layout(a.layout, model.config)};
   const std::string reason = why_step_unfit(options.layout, model.config);
   if (!reason.empty()) invalid_argument("--layout {}: {}", a.layout, reason);
   if (!a.cache_dtype.empty()) options.cache_dtype = parse_dtype(a.cache_dtype);
   std::vector<std::int64_t> lengths;
-  for (const Request& r : requests) {
+  for (const TextRequest& r : requests) {
     lengths.push_back(static_cast<std::int64_t>(r.prompt.size()) + r.max_new_tokens - 1);
   }
   options.cache_tokens = a.cache_tokens.empty() ? cache_tokens_for(lengths, options.layout, options.page_tokens)
@@ -102,7 +102,7 @@ std::optional<SeparatedOptions> separated_options(const GenerateArguments& a, co
 Prepared prepare(const GenerateArguments& a) {
   FoundModel model = find_model(a.model);
   Tokenizer tokenizer = tokenizer_for(model, a.tokenizer);
-  std::vector<Request> requests = requests_of(a, tokenizer);
+  std::vector<TextRequest> requests = requests_of(a, tokenizer);
   EngineOptions engine = engine_options(a, model, requests);
   std::optional<SeparatedOptions> separated = separated_options(a, engine);
   GroupOptions group;

@@ -10,13 +10,15 @@ namespace isomer {
 namespace {
 
 /// Positions that a request takes in the cache; the last token is never read.
-std::int64_t length_of(const Request& r) { return static_cast<std::int64_t>(r.prompt.size()) + r.max_new_tokens - 1; }
+std::int64_t length_of(const TextRequest& r) {
+  return static_cast<std::int64_t>(r.prompt.size()) + r.max_new_tokens - 1;
+}
 
-void check_room(const EngineOptions& o, const std::vector<Request>& requests, std::int64_t free_pages) {
+void check_room(const EngineOptions& o, const std::vector<TextRequest>& requests, std::int64_t free_pages) {
   const CacheShards shards{o.layout.shards.kvp};
   std::vector<std::int64_t> lengths;
   std::int64_t pages = 0, tokens = 0;
-  for (const Request& r : requests) {
+  for (const TextRequest& r : requests) {
     lengths.push_back(length_of(r));
     tokens += lengths.back();
     pages += pages_for(lengths.back(), o.page_tokens, shards);
@@ -38,7 +40,7 @@ struct Active {
 /// The decode half: requests whose prompts stand in the engine's cache.
 class Decoding {
  public:
-  Decoding(RankContext& ctx, Engine& engine, const std::vector<Request>& requests, const GenerateOptions& options)
+  Decoding(RankContext& ctx, Engine& engine, const std::vector<TextRequest>& requests, const GenerateOptions& options)
       : ctx_(ctx), engine_(engine), requests_(requests), options_(options) {
     result.tokens.resize(requests.size());
   }
@@ -93,22 +95,22 @@ class Decoding {
 
   RankContext& ctx_;
   Engine& engine_;
-  const std::vector<Request>& requests_;
+  const std::vector<TextRequest>& requests_;
   const GenerateOptions& options_;
   std::vector<Active> active_;
 };
 
 /// Reads a prompt and chooses the first token after it.
-std::int32_t first_token(RankContext& ctx, Engine& engine, int sequence, const Request& request) {
+std::int32_t first_token(RankContext& ctx, Engine& engine, int sequence, const TextRequest& request) {
   const Tensor logits = engine.prefill(ctx, sequence, request.prompt);
   return sample_token(logits_of_row(logits, 0), request.sampling, 0);
 }
 
 }  // namespace
 
-void check_requests(const EngineOptions& options, const std::vector<Request>& requests) {
+void check_requests(const EngineOptions& options, const std::vector<TextRequest>& requests) {
   const ModelConfig& c = options.config;
-  for (const Request& r : requests) {
+  for (const TextRequest& r : requests) {
     check_sampling(r.sampling);
     if (r.prompt.empty()) invalid_argument("the prompt is empty: give at least one token of text");
     if (r.max_new_tokens < 1) invalid_argument("{} new tokens: ask for at least 1", r.max_new_tokens);
@@ -124,7 +126,7 @@ void check_requests(const EngineOptions& options, const std::vector<Request>& re
              pages_for(options.cache_tokens, options.page_tokens, CacheShards{options.layout.shards.kvp}));
 }
 
-Generated generate(RankContext& ctx, Engine& engine, const std::vector<Request>& requests,
+Generated generate(RankContext& ctx, Engine& engine, const std::vector<TextRequest>& requests,
                    const GenerateOptions& options) {
   check_requests(engine.options(), requests);
   check_room(engine.options(), requests, engine.cache().num_free_pages());
@@ -169,7 +171,7 @@ class SeparatedEngines {
     std::int32_t token = 0;
   };
   /// Reads a prompt, chooses the first token, and hands the cache over.
-  Begun begin(const Request& request) {
+  Begun begin(const TextRequest& request) {
     CacheSequence source, target;
     if (prefill_) source = {&prefill_->cache(), prefill_->add_sequence()};
     if (decode_) target = {&decode_->cache(), decode_->add_sequence()};
@@ -191,11 +193,11 @@ class SeparatedEngines {
 }  // namespace
 
 Generated generate_separated(RankContext& ctx, SeparatedOptions options, const ModelWeights& weights,
-                             const std::vector<Request>& requests, const GenerateOptions& generate_options) {
+                             const std::vector<TextRequest>& requests, const GenerateOptions& generate_options) {
   check_requests(options.decode, requests);
   if (options.prefill.cache_tokens == 0) {
     std::int64_t longest = 1;
-    for (const Request& r : requests) longest = std::max<std::int64_t>(longest, std::ssize(r.prompt));
+    for (const TextRequest& r : requests) longest = std::max<std::int64_t>(longest, std::ssize(r.prompt));
     options.prefill.cache_tokens = cache_tokens_for({&longest, 1}, options.prefill.layout, options.prefill.page_tokens);
   }
   SeparatedEngines engines(ctx, options, weights);

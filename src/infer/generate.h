@@ -10,7 +10,7 @@
 
 namespace isomer {
 
-struct Request {
+struct TextRequest {
   std::vector<std::int32_t> prompt;  // at least one token
   std::int64_t max_new_tokens = 0;   // at least 1
   Sampling sampling;
@@ -33,11 +33,11 @@ struct Generated {
 
 /// Throws std::invalid_argument for an empty prompt, max_new_tokens below 1, sampling that makes no sense, a context
 /// beyond the model's, a cache too small for all requests together.
-void check_requests(const EngineOptions& options, const std::vector<Request>& requests);
+void check_requests(const EngineOptions& options, const std::vector<TextRequest>& requests);
 
 /// Collective over the engine's ranks; every rank gets the same tokens. Throws as check_requests does before
 /// anything runs, and where sequences that stand in the cache leave too little room.
-Generated generate(RankContext& ctx, Engine& engine, const std::vector<Request>& requests,
+Generated generate(RankContext& ctx, Engine& engine, const std::vector<TextRequest>& requests,
                    const GenerateOptions& options = {});
 
 /// Prefill and decode on engines of their own, under layouts of their own, the cache handed over after each prompt
@@ -52,6 +52,6 @@ struct SeparatedOptions {
 /// Collective over the world. Ranks of the decode layout get the result, others one without tokens. Throws as
 /// check_requests does, and for groups that can't be served (why_hand_over_unfit), named in the error.
 Generated generate_separated(RankContext& ctx, SeparatedOptions options, const ModelWeights& weights,
-                             const std::vector<Request>& requests, const GenerateOptions& generate_options = {});
+                             const std::vector<TextRequest>& requests, const GenerateOptions& generate_options = {});
 
 }  // namespace isomer

@@ -69,7 +69,7 @@ Ids greedy_by_hand(const ModelConfig& config, const ModelWeights& weights, Ids i
   return chosen;
 }
 
-std::vector<Ids> generated(const std::string& layout, const std::vector<Request>& requests,
+std::vector<Ids> generated(const std::string& layout, const std::vector<TextRequest>& requests,
                            const GenerateOptions& options = {}, std::int64_t cache_tokens = 400) {
   const ModelConfig config = latent_config();
   std::vector<Ids> tokens;
@@ -109,7 +109,7 @@ TEST(Generate, SamplesDependOnTheSeedAndNotOnTheLayout) {
 }
 
 TEST(Generate, RefusesBeforeAnythingRuns) {
-  const auto refused = [&](const std::vector<Request>& requests, std::int64_t cache_tokens) {
+  const auto refused = [&](const std::vector<TextRequest>& requests, std::int64_t cache_tokens) {
     return message_of([&] { generated("tp:1", requests, {}, cache_tokens); });
   };
   EXPECT_THAT(refused({{{}, 3}}, 64), HasSubstr("the prompt is empty"));

@@ -27,7 +27,7 @@ std::vector<Ids> separated_tokens(const ModelConfig& config, const Separated& s,
   };
   options.prefill = engine(s.prefill, 0);
   options.decode = engine(s.decode, 400);
-  const std::vector<Request> requests = {{some_ids(45, 31), 12}, {some_ids(9, 32), 5}};
+  const std::vector<TextRequest> requests = {{some_ids(45, 31), 12}, {some_ids(9, 32), 5}};
   const ModelWeights weights = noisy_weights(config, DType::f32);
   std::vector<Ids> tokens;
   GroupOptions group{.num_ranks = options.num_ranks(), .threads_per_rank = 1};
