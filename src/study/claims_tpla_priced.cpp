@@ -181,12 +181,12 @@ struct Entry {
 
 const std::vector<Entry>& tpla_entries() {
   static const std::vector<Entry> entries = {{"T1", "", "", tpla_same_function},
-                                             {"T2", "cache per device at TP=2", "576 → 320", nullptr},
+                                             {"T2", "", "", tpla_cache},
                                              {"T3", "", "", tpla_perplexity},
                                              {"T4", "", "", tpla_ablation},
                                              {"T5", "", "", tpla_decode_priced},
                                              {"T6", "", "", tpla_prefill_priced},
-                                             {"T7", "attention FLOPs are equal but for the rope part", "-", nullptr},
+                                             {"T7", "", "", tpla_flops},
                                              {"T8", "", "", tpla_more_shards},
                                              {"T9", "", "", tpla_calibration},
                                              {"T10", "", "", tpla_condition},
