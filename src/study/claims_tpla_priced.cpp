@@ -180,18 +180,13 @@ struct Entry {
 };
 
 const std::vector<Entry>& tpla_entries() {
-  static const std::vector<Entry> entries = {{"T1", "", "", tpla_same_function},
-                                             {"T2", "", "", tpla_cache},
-                                             {"T3", "", "", tpla_perplexity},
-                                             {"T4", "", "", tpla_ablation},
-                                             {"T5", "", "", tpla_decode_priced},
-                                             {"T6", "", "", tpla_prefill_priced},
-                                             {"T7", "", "", tpla_flops},
-                                             {"T8", "", "", tpla_more_shards},
-                                             {"T9", "", "", tpla_calibration},
-                                             {"T10", "", "", tpla_condition},
-                                             {"T11", "", "", tpla_alignment},
-                                             {"T12", "also on converted GQA models", "-", nullptr}};
+  static const std::vector<Entry> entries = {
+      {"T1", "", "", tpla_same_function}, {"T2", "", "", tpla_cache},
+      {"T3", "", "", tpla_perplexity},    {"T4", "", "", tpla_ablation},
+      {"T5", "", "", tpla_decode_priced}, {"T6", "", "", tpla_prefill_priced},
+      {"T7", "", "", tpla_flops},         {"T8", "", "", tpla_more_shards},
+      {"T9", "", "", tpla_calibration},   {"T10", "", "", tpla_condition},
+      {"T11", "", "", tpla_alignment},    {"T12", "also on converted GQA models", "-", nullptr}};
   return entries;
 }
 

@@ -63,35 +63,37 @@ Cell kl_cell(const MeasuredKl& kl) { return Cell(kl.mean, 5); }
 }  // namespace
 
 Claim tpla_same_function(const ClaimsOptions& options) {
-  // Some hundred sums a logit in float64; rounding weights to bfloat16 again is half an ulp each, over 3 layers.
-  constexpr double kBound = 1e-10, kRounding = 16 * 0x1p-9;
+  constexpr double kBound = 1e-10;  // some hundred sums a logit in float64
   Claim claim{.claim = "RMSNorm(1, c) = RMSNorm(1, cU)Uᵀ: the rewritten MLA is the same function",
               .published = "exact",
-              .configuration = "largest difference of a logit, relative to the largest logit"};
-  EvidenceTable table{"before and after the rewrite", {"weights", "transform", "largest difference", "bound"}};
-  bool holds = true;
+              .configuration =
+                  fmt::format("float64: largest difference of a logit at most {:.0e} of the largest logit", kBound)};
+  EvidenceTable table{"before and after the rewrite",
+                      {"weights", "transform", "largest difference of a logit, relative", "mean KL"}};
   double worst = 0;
-  const auto add = [&](const std::string& weights, const std::string& transform, double difference, double bound) {
-    holds = holds && difference <= bound;
-    table.rows.push_back({weights, transform, scientific(difference), scientific(bound)});
+  const auto add = [&](const char* weights, std::string_view transform, double difference, double kl) {
+    table.rows.push_back({weights, std::string(transform), scientific(difference), scientific(kl)});
   };
   for (const TplaTransform transform : {TplaTransform::hadamard, TplaTransform::pca, TplaTransform::query_aware}) {
     options.progress(fmt::format("T1: {}", name_of(transform)));
     const LogitDifference d = rewrite_in_float64(transform, options.seed);
     worst = std::max(worst, d.largest / d.largest_logit);
-    add("seeded, float64", std::string(name_of(transform)), d.largest / d.largest_logit, kBound);
+    add("seeded, float64", name_of(transform), d.largest / d.largest_logit, d.mean_divergence);
   }
   if (const TplaRecording recorded(kRecording); !recorded.empty()) {
     for (const char* transform : {"none", "hadamard", "pca", "pca-centred", "query-aware"}) {
       const json& r = recorded.run({.transform = transform}).at("rewritten");
       add("tiny-mla, rounded to bfloat16 again", transform,
-          r.at("largest_logit_difference").get<double>() / r.at("largest_logit").get<double>(), kRounding);
+          r.at("largest_logit_difference").get<double>() / r.at("largest_logit").get<double>(),
+          r.at("mean_kl").get<double>());
     }
-    table.note = recorded.origin();
+    table.note = fmt::format(
+        "bfloat16 is not judged: beside rounding, a token near a tie of its router may go to another expert. {}",
+        recorded.origin());
   }
   claim.found = fmt::format("{:.1e} in float64", worst);
-  claim.verdict = judge({.fixed_agrees = holds});
-  claim.reason = holds ? "every difference is within the bound of its rounding" : "a difference exceeds its bound";
+  claim.verdict = judge({.fixed_agrees = worst <= kBound});
+  claim.reason = worst <= kBound ? "what differs is rounding" : "a difference exceeds its bound";
   claim.evidence = {table};
   return claim;
 }
@@ -99,34 +101,44 @@ Claim tpla_same_function(const ClaimsOptions& options) {
 Claim tpla_perplexity(const ClaimsOptions&) {
   Claim claim{.claim = "perplexity: MLA = TPLA after exact prefill, teacher-forced < TPLA < GLA",
               .published = "V2-Lite: 6.31 = 6.31 < 7.24 < 2212",
-              .configuration = fmt::format("the order, {}", kConfiguration),
+              .configuration = fmt::format("the order of perplexities beyond two standard errors, {}; by another "
+                                           "convention, of the KL divergence from MLA",
+                                           kConfiguration),
               .command = "isomer claims tpla --only T3"};
   const TplaRecording recorded(kRecording);
   if (recorded.empty()) return not_recorded(std::move(claim));
-  EvidenceTable table{"tiny-mla, pca, g = 2", {"layout", "mode", "perplexity", "KL from MLA", "same first choice, %"}};
-  const TplaChoice pca;
+  EvidenceTable table{"tiny-mla, pca, g = 2",
+                      {"layout", "mode", "perplexity", "nats less MLA's", "±", "KL from MLA", "same first choice, %"}};
   const auto row = [&](const char* layout, const char* mode) {
-    const json& e = recorded.evaluation(pca, layout, mode);
-    table.rows.push_back({layout, mode, Cell(perplexity_of(e), 3), kl_cell(kl_of(e)),
+    const json& e = recorded.evaluation({}, layout, mode);
+    table.rows.push_back({layout, mode, Cell(perplexity_of(e), 3), Cell(nats_over_base(e).mean, 5),
+                          Cell(nats_over_base(e).margin, 5), kl_cell(kl_of(e)),
                           Cell(100 * e.at("top1_agreement").get<double>(), 2)});
     return &e;
   };
-  const json& prefill = *row("tpla", "prefill");
-  const json &decode = *row("tpla", "decode"), &every = *row("tpla", "every-position");
-  const json &gla_decode = *row("gla:2", "decode"), &gla = *row("gla:2", "every-position");
+  const json &prefill = *row("tpla", "prefill"), &decode = *row("tpla", "decode");
+  const json &every = *row("tpla", "every-position"), &gla_decode = *row("gla:2", "decode");
+  const json& gla = *row("gla:2", "every-position");
   const double mla = std::exp(prefill.at("nats_per_token_base").get<double>());
-  table.note =
-      fmt::format("MLA itself: {:.3f}. Teacher forcing in prefill sees nothing of decode. {}", mla, recorded.origin());
-  const bool same = std::abs(perplexity_of(prefill) / mla - 1) < 0.01;
-  const bool order = clearly_less(kl_of(prefill), kl_of(every)) && clearly_less(kl_of(every), kl_of(gla)) &&
-                     clearly_less(kl_of(decode), kl_of(gla_decode)) && perplexity_of(every) < perplexity_of(gla);
-  claim.found = fmt::format("{:.2f} = {:.2f} < {:.2f} < {:.1f}; decode after a prefix: {:.2f}", mla,
-                            perplexity_of(prefill), perplexity_of(every), perplexity_of(gla), perplexity_of(decode));
-  claim.verdict = judge({.fixed_agrees = same && order});
-  claim.reason = same && order
-                     ? "the order holds, beyond two standard errors; the figures need V2-Lite's weights, and a "
-                       "small model's distances are not a large one's"
-                     : "the order does not hold on this model";
+  table.note = fmt::format(
+      "MLA itself: {:.3f}; ±: two standard errors. Teacher forcing in prefill sees nothing of "
+      "decode. {}",
+      mla, recorded.origin());
+  const bool same = std::abs(nats_over_base(prefill).mean) < 0.01;
+  const bool perplexities =
+      same && clearly_less({}, nats_over_base(every)) && clearly_less(nats_over_base(every), nats_over_base(gla));
+  const bool divergences = same && clearly_less(kl_of(prefill), kl_of(every)) &&
+                           clearly_less(kl_of(every), kl_of(gla)) && clearly_less(kl_of(decode), kl_of(gla_decode));
+  claim.found =
+      fmt::format("tiny-mla: {:.2f}, {:.2f}, {:.2f}, {:.1f}; KL {:.5f}, {:.4f}, {:.2f}", mla, perplexity_of(prefill),
+                  perplexity_of(every), perplexity_of(gla), kl_of(prefill).mean, kl_of(every).mean, kl_of(gla).mean);
+  claim.verdict = judge({.fixed_agrees = perplexities, .other_agrees = divergences});
+  claim.reason =
+      perplexities ? "the order holds; the figures need V2-Lite's weights"
+      : divergences
+          ? "TPLA's perplexity does not lie clearly above MLA's on this model; by KL, which sees every token, the "
+            "order holds. A small model's distances are not a large one's"
+          : "the order does not hold on this model";
   claim.evidence = {table};
   return claim;
 }
@@ -163,10 +175,9 @@ Claim tpla_ablation(const ClaimsOptions&) {
   };
   const bool holds = serves(1, 0) && !serves(1, 1) && serves(2, 0) && serves(2, 1);
   const auto said = [&](std::size_t t) {
-    return fmt::format("RMS {}, softmax {}", serves(t, 0) ? "served" : "not served",
-                       serves(t, 1) ? "served" : "not served");
+    return fmt::format("RMS {:.0f} %, softmax {:.0f} %", 100 * kl[t][0] / kl[0][0], 100 * kl[t][1] / kl[0][1]);
   };
-  claim.found = fmt::format("Hadamard: {}; PCA: {}", said(1), said(2));
+  claim.found = fmt::format("of the KL without a transform, Hadamard leaves {}; PCA {}", said(1), said(2));
   claim.verdict = judge({.fixed_agrees = holds});
   claim.reason = holds ? "each of the four is as claimed" : "not all four are as claimed on this model";
   claim.evidence = {table};
@@ -237,7 +248,7 @@ Claim tpla_calibration(const ClaimsOptions&) {
     }
   }
   table.note = recorded.origin();
-  claim.found = fmt::format("KL differs by at most {:.1f} %", 100 * largest);
+  claim.found = fmt::format("KL differs by at most {:.0f} %, of {:.5f} nats", 100 * largest, usual);
   claim.verdict = judge({.fixed_agrees = largest <= kLittle});
   claim.reason = largest <= kLittle ? "no text, size or seed moves it further" : "some text or size moves it further";
   claim.evidence = {table};

@@ -64,6 +64,12 @@ MeasuredKl kl_of(const json& evaluation) {
   return {evaluation.at("mean_kl").get<double>(), error.is_number() ? 2 * error.get<double>() : 0};
 }
 
+MeasuredKl nats_over_base(const json& evaluation) {
+  const json& error = evaluation.at("nats_difference_error");
+  return {evaluation.at("nats_per_token").get<double>() - evaluation.at("nats_per_token_base").get<double>(),
+          error.is_number() ? 2 * error.get<double>() : 0};
+}
+
 bool clearly_less(const MeasuredKl& a, const MeasuredKl& b) { return a.mean + a.margin < b.mean - b.margin; }
 
 double perplexity_of(const json& evaluation) { return std::exp(evaluation.at("nats_per_token").get<double>()); }

@@ -46,6 +46,8 @@ struct MeasuredKl {
   double mean = 0, margin = 0;
 };
 MeasuredKl kl_of(const nlohmann::json& evaluation);
+/// The same of the nats a token that the model needs beyond the base.
+MeasuredKl nats_over_base(const nlohmann::json& evaluation);
 /// Whether a is smaller beyond the margins of both.
 bool clearly_less(const MeasuredKl& a, const MeasuredKl& b);
 /// e^(nats per token).

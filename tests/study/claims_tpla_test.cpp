@@ -39,6 +39,35 @@ TEST(TplaClaims, ShardedCacheHoldsLargerBatches) {
   }
 }
 
+TEST(TplaClaims, CountsOfTheEngine) {
+  const ClaimsReport report = tpla_claims({.only = {"T2", "T7"}});
+  EXPECT_EQ(report.claims.at(0).verdict, Verdict::reproduced);
+  EXPECT_EQ(report.claims.at(1).verdict, Verdict::reproduced);
+  const EvidenceTable& cache = report.claims.at(0).evidence.at(0);
+  std::vector<double> elements;
+  for (const auto& row : cache.rows) elements.push_back(row.at(1).number.value());
+  EXPECT_EQ(elements, (std::vector<double>{576, 320, 320, 320, 288}));  // tp, gla, tpla, exact-latent, kvp
+}
+
+TEST(TplaClaims, LayoutsAndSharedColumnsBesideEachOther) {
+  const ClaimsReport report = beyond_claims({.only = {"B2", "B5"}});
+  ASSERT_EQ(report.claims.size(), 2u);
+  const EvidenceTable& layouts = report.claims[0].evidence.at(0);
+  ASSERT_EQ(layouts.rows.size(), 14u);  // five layouts, tpla in ten ways
+  for (const auto& row : layouts.rows) {
+    const bool exact =
+        row.at(0).text.starts_with("tp:") || row.at(0).text.starts_with("kvp") || row.at(0).text.starts_with("exact");
+    EXPECT_EQ(row.at(5).number.value() == 0, exact) << row.at(0).text;
+    // Output's all-reduce of 2048 bfloat16 values on two ranks; kvp sends queries and partial outputs besides.
+    EXPECT_GE(row.at(3).number.value(), 2 * 2048 * (2 - 1) / 2 * 2.0) << row.at(0).text;
+  }
+  const EvidenceTable& curve = report.claims[1].evidence.at(0);
+  EXPECT_EQ(curve.rows.size(), 8u);
+  // More columns on every rank: more cache, and in the end nearly nothing that is cut.
+  EXPECT_LT(curve.rows.at(0).at(2).number.value(), curve.rows.at(3).at(2).number.value());
+  EXPECT_LT(curve.rows.at(3).at(3).number.value(), curve.rows.at(0).at(3).number.value());
+}
+
 TEST(TplaClaims, OnlyNamesWhatThereIs) {
   EXPECT_EQ(tpla_claims({.only = {"T6"}}).claims.size(), 1u);
   EXPECT_THROW(tpla_claims({.only = {"T13"}}), std::invalid_argument);
