@@ -47,8 +47,8 @@ def variants(rank):
         for steps in (100, 400):
             yield "T11", {"shards": shards, "align": steps}, decode + [("tpla", "prefill")]
     for shards in (2, 4):
-        for transform in ("pca", "query-aware"):
-            for eighths in (0, 2, 4, 6):
+        for transform in ("pca", "query-aware") if shards == 2 else ("pca",):
+            for eighths in (0, 2, 4):
                 yield "B5", {"transform": transform, "shards": shards, "kappa": "lsq",
                              "shared_columns": eighths * rank // 8}, decode
 
@@ -146,7 +146,7 @@ def run_study(a, study):
     study.recorded["model"] = {"name": pathlib.Path(a.model).name,
                                **{k: config[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads",
                                                          "kv_lora_rank", "qk_rope_head_dim", "vocab_size")}}
-    study.recorded["command"] = "tools/tpla_study.py --model " + study.recorded["model"]["name"]
+    study.recorded["command"] = f"tools/tpla_study.py --model {a.model} --corpus {a.corpus}"
     for claim, options, evaluations in variants(config["kv_lora_rank"]):
         if not a.only or claim in a.only.split(","):
             study.run(claim, options, evaluations)
