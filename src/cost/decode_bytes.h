@@ -20,6 +20,7 @@ struct DecodeShards {
   DecodeScheme scheme = DecodeScheme::tp;
   int kvp = 1;            // slices of the sequence: kvp, medha, helix
   int tpa = 1;            // devices that split the heads (tp, gla, tpla, medha, helix) or the latent (exact-latent)
+  std::int64_t chunk = 16;  // tokens of the cache dealt to a slice at once: kvp, medha, helix
   int latent_shards = 1;  // g of gla, tpla, exact-latent: divides tpa
   int data_parallel = 1;
   int tpf = 1, ep = 1;

@@ -42,7 +42,7 @@ CacheOptions cache_options(const EngineOptions& o, DType weights, int rank) {
 
 std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
                               std::int64_t page_tokens) {
-  const CacheShards shards{layout.shards.kvp};
+  const CacheShards shards = cache_shards_of(layout);
   std::int64_t pages = 0;
   for (const std::int64_t length : lengths) pages += pages_for(length, page_tokens, shards);
   return pages * page_tokens * shards.num_slices;

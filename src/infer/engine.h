@@ -39,6 +39,8 @@ class Engine {
       : Engine(ctx, ctx.comm(), std::move(options), weights) {}
 
   const EngineOptions& options() const { return options_; }
+  /// Of the layout's ranks, this one.
+  int rank() const { return comm_.rank(); }
   const KvCache& cache() const { return *cache_; }
   KvCache& cache() { return *cache_; }
 

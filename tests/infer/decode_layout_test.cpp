@@ -76,7 +76,12 @@ TEST(DecodeLayouts, CacheWhatTheTableSays) {
   EXPECT_EQ(cache_bytes(latent, "exact-latent:2"), 24 / 2 + 8);
   EXPECT_EQ(cache_bytes(latent, "exact-latent:4,rope=split"), (24 + 8) / 4);
   EXPECT_EQ(cache_bytes(latent, "kvp:2"), (24 + 8) / 2);
-  EXPECT_EQ(cache_bytes(latent, "kvp:4"), (24 + 8) / 4);
+  for (const char* layout : {"kvp:4", "helix:kvp=4,tpa=1", "medha:kvp=4,tpa=1"}) {
+    EXPECT_EQ(cache_bytes(latent, layout), (24 + 8) / 4) << layout;
+  }
+  EXPECT_EQ(cache_bytes(latent, "helix:kvp=2,tpa=2"), (24 + 8) / 2);  // a copy a column
+  EXPECT_EQ(cache_bytes(grouped, "helix:kvp=2,tpa=2"), 2 * 10 / 2);
+  EXPECT_EQ(cache_bytes(grouped, "helix:kvp=2,tpa=4"), 2 * 10 / 2);
   EXPECT_EQ(cache_bytes(grouped, "tp:1"), 2 * 2 * 10);
   EXPECT_EQ(cache_bytes(grouped, "tp:2"), 2 * 10);
   EXPECT_EQ(cache_bytes(grouped, "tp:4"), 2 * 10);  // ⌈2/4⌉ KV heads: a copy
@@ -105,7 +110,7 @@ TEST(DecodeLayouts, FailWithoutCommunication) {
     const ModelWeights weights = noisy_weights(config, DType::f32);
     const Ids ids = some_ids(60);
     const auto expected = reference_logits(config, ids);
-    for (const std::string layout : {"tp:2", "kvp:2", "exact-latent:2"}) {
+    for (const std::string layout : {"tp:2", "kvp:2", "exact-latent:2", "helix:kvp=2,tpa=1", "medha:kvp=2,tpa=1"}) {
       if (!why_step_unfit(parse_decode_layout(layout, config), config).empty()) continue;
       for (const bool prefill : {false, true}) {
         std::vector<double> got;
@@ -146,7 +151,11 @@ TEST(DecodeLayouts, ComplaintsSayWhatWouldFit) {
   EXPECT_THAT(unfit("tp:3", latent), HasSubstr(": 1, 2, 4"));
   EXPECT_THAT(unfit("kvp:5", grouped), HasSubstr("8 heads with 2 KV heads"));
   EXPECT_THAT(unfit("tp:16", grouped), HasSubstr("1, 2, 4, 8"));
-  EXPECT_THAT(unfit("medha:2", latent), HasSubstr("there are: tp, "));
+  EXPECT_THAT(unfit("tpla:2", latent), HasSubstr("there are: tp, "));
+  EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("kvp=4 slices of tpa=2 columns are 8 ranks"));
+  EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("these fit: tpa=1 kvp≤4, tpa=2 kvp≤2"));
+  EXPECT_THAT(unfit("helix:kvp=2,tpa=2,tpf=2,ep=4", latent), HasSubstr("tpf=4,ep=1; tpf=2,ep=2; tpf=1,ep=4"));
+  EXPECT_THAT(unfit("medha:kvp=4,tpa=1,tpf=4", latent), HasSubstr("1 columns, to which the FFN is tied"));
   EXPECT_THAT(unfit("tp:2,q=gather", latent), HasSubstr("tp has no option 'q'"));
   EXPECT_THAT(unfit("tp:2,pp:2", latent), HasSubstr("the engine does not run it"));
   EXPECT_THAT(unfit("tp:2,ep=2", grouped), HasSubstr("small-grouped has no experts"));

@@ -91,9 +91,15 @@ struct SchemeArguments {
 /// Why the engine can't run a model under a layout, with what would fit; empty if it can.
 std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config);
 
+/// A remark on rows that several ranks cache alike because more ranks split heads than there are KV heads; empty where
+/// none do.
+std::string cache_copies_note(const DecodeLayout& layout, const ModelConfig& config);
+
 /// Collective. Throws std::invalid_argument where why_step_unfit has a reason.
 std::unique_ptr<StepScheme> make_step_scheme(const SchemeArguments& arguments);
 
+/// How a sequence's positions are dealt to slices.
+CacheShards cache_shards_of(const DecodeLayout& layout);
 /// What a rank caches under a layout that fits: an index map, the same for whoever asks.
 RankCache rank_cache_of(const DecodeLayout& layout, const ModelConfig& config, int rank);
 /// What one token's row is in such a cache.
@@ -110,5 +116,7 @@ std::unique_ptr<StepScheme> make_tp(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_gla(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_exact_latent(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_kvp(const SchemeArguments& arguments);
+std::unique_ptr<StepScheme> make_medha(const SchemeArguments& arguments);
+std::unique_ptr<StepScheme> make_helix(const SchemeArguments& arguments);
 
 }  // namespace isomer
