@@ -8,6 +8,8 @@ void add_eval(CLI::App& app, const CommandLine& command_line, int& exit_code) {
   command->require_subcommand(1);
   add_eval_perplexity(*command, exit_code);
   add_eval_logits(*command, command_line, exit_code);
+  add_eval_heads(*command, exit_code);
+  add_eval_kl(*command, exit_code);
   add_eval_ngram(*command, exit_code);
 }
 

@@ -210,6 +210,13 @@ const TensorInfo& Checkpoint::info(std::string_view name) const { return *entry(
 
 const fs::path& Checkpoint::file_of(std::string_view name) const { return files_[entry(name).file].file()->path(); }
 
+std::string_view Checkpoint::bytes(std::string_view name) const {
+  const Entry& found = entry(name);
+  const MappedFile& file = *files_[found.file].file();
+  file.check_size();
+  return {file.data() + found.info->begin, static_cast<std::size_t>(found.info->bytes)};
+}
+
 Tensor Checkpoint::view(const Entry& entry) const {
   const auto& file = files_[entry.file].file();
   const char* data = file->data() + entry.info->begin;

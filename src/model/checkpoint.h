@@ -49,6 +49,9 @@ class Checkpoint {
   /// integers, an FP8 tensor without its scales, and a slice outside the tensor.
   Tensor read(std::string_view name, DType dtype, const TensorSlice& slice = {}) const;
 
+  /// The tensor's bytes as they stand in the file, valid as long as this checkpoint.
+  std::string_view bytes(std::string_view name) const;
+
   /// Rows in any order, repeats allowed: [row_ids.size(), columns], always a new tensor.
   Tensor read_rows(std::string_view name, std::span<const std::int64_t> row_ids, DType dtype) const;
 
