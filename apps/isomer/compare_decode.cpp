@@ -17,6 +17,7 @@
 #include "model/text.h"
 #include "study/compare_decode.h"
 #include "study/dump.h"
+#include "train/run_directory.h"
 
 namespace isomer {
 

@@ -62,7 +62,6 @@ class RankContext {
   void observe(std::string_view name, const Tensor& tensor) const {
     if (observer_) observer_(name, tensor);
   }
-  bool is_observed() const { return static_cast<bool>(observer_); }
   using Observer = std::function<void(std::string_view, const Tensor&)>;
   void set_observer(Observer observer) { observer_ = std::move(observer); }
 

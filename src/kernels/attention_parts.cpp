@@ -104,7 +104,8 @@ void pack_partial_attention(RankContext& ctx, const Tensor& out, const Tensor& l
         for (std::int64_t head = 0; head < out.size(1); ++head) {
           T* to = packed.data<T>() + row * packed.stride(0) + head * packed.stride(1);
           std::copy_n(out.data<T>() + row * out.stride(0) + head * out.stride(1), width, to);
-          std::memcpy(to + width, lse.data<Sum>() + head * lse.stride(0) + row * lse.stride(1), sizeof(Sum));
+          std::memcpy(static_cast<void*>(to + width), lse.data<Sum>() + head * lse.stride(0) + row * lse.stride(1),
+                      sizeof(Sum));
         }
       }
     });

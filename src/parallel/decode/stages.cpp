@@ -51,7 +51,7 @@ AttentionInputs grouped_inputs(const Tensor& q, const CachedRows& rows) {
 }  // namespace
 
 void observe(RankContext& ctx, const DecodeBlock& block, std::string_view name, const Tensor& tensor) {
-  if (ctx.is_observed()) ctx.observe(fmt::format("layer.{}.{}", block.index, name), tensor);
+  ctx.observe(fmt::format("layer.{}.{}", block.index, name), tensor);
 }
 
 Tensor as_dtype(RankContext& ctx, std::string_view name, const Tensor& t, DType dtype) {
