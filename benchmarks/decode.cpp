@@ -2,6 +2,7 @@
 // whole decode steps of one sequence on a model larger than the caches, as a share of what its bytes take at the read
 // bandwidth of the same run; and a prompt, as a share of a large product's rate. One thread, by processor time. Holds
 // pages against the plain twin before it times.
+// With --layouts: decode layouts on two ranks instead.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -165,6 +166,62 @@ void time_steps(RankContext& ctx, double bandwidth) {
   }
 }
 
+/// Scalars of a conversion that changes nothing but the cut.
+std::shared_ptr<const TplaModel> plain_side_file(const ModelConfig& c, int g) {
+  const auto shards = static_cast<std::size_t>(g), heads = static_cast<std::size_t>(c.num_attention_heads);
+  TplaModel model{.options = {.num_shards = g}, .layers = {}};
+  model.layers.assign(static_cast<std::size_t>(c.num_hidden_layers), {.kappa = std::vector<double>(heads * shards, 1),
+                                                                      .rms_scale = std::vector<double>(shards, 1),
+                                                                      .shares = std::vector<double>(shards, 1.0 / g),
+                                                                      .moments = {}});
+  return std::make_shared<const TplaModel>(model);
+}
+
+/// Attention of a V2-Lite layer in decode, two ranks of one thread each, sequences whose caches are filled by seed. By
+/// wall time: run it on an idle machine of two cores.
+void time_layouts() {
+  ModelConfig config = load_model_config("deepseek-v2-lite");
+  config.num_hidden_layers = config.moe.first_k_dense_replace = 3;
+  config.vocab_size = 256;
+  config.intermediate_size = 64;  // attention is what differs
+  const ModelWeights weights = initial_model_weights(config, 1, DType::bf16);
+  constexpr int kSequences = 8;
+  std::printf("\n%-34s %10s %12s %14s\n", "2 ranks, 8 sequences, 3 layers", "ms a step", "cache/token", "sent a step");
+  for (const std::int64_t context : {1024, 8192, 32768}) {
+    for (const char* name : {"tp:2", "tpla:g=2", "gla:g=2", "exact-latent:2", "kvp:2"}) {
+      run_group({.num_ranks = 2, .threads_per_rank = 1}, [&](RankContext& ctx) {
+        Engine engine(ctx,
+                      {.config = config,
+                       .layout = parse_decode_layout(name, config),
+                       .tpla = plain_side_file(config, 2),
+                       .cache_tokens = kSequences * (context + 64)},
+                      weights);
+        std::vector<Engine::Input> inputs;
+        constexpr std::int32_t kToken = 5;
+        for (int s = 0; s < kSequences; ++s) {
+          inputs.push_back({engine.add_sequence(), {&kToken, 1}});
+          const KvCache::Growth growth{inputs.back().sequence, context};
+          engine.cache().grow({&growth, 1});
+        }
+        for (std::int64_t l = 0; l < config.num_hidden_layers; ++l) fill(engine.cache().keys(l), 7);
+        std::vector<double> times;
+        for (int step = 0; step < 7; ++step) {
+          ctx.comm().barrier();
+          const double begin = wall_clock_s();
+          ctx.ledger().clear();
+          engine.decode(ctx, inputs);
+          times.push_back(wall_clock_s() - begin);
+        }
+        if (ctx.rank() != 0) return;
+        std::printf("%-16s %6ld cached %10s %10.2f %12ld %11.1f kB\n", name, static_cast<long>(context), "",
+                    median(times) * 1e3,
+                    static_cast<long>(decode_cache_elements(config, engine.options().layout.shards)),
+                    static_cast<double>(ctx.ledger().bytes_sent(Phase::forward)) * 1e-3);
+      });
+    }
+  }
+}
+
 /// GFLOP/s of one bfloat16 product of 2048³; the best of a few.
 double matrix_rate(RankContext& ctx) {
   const auto make = [] { return Tensor::unrecorded("bench", DType::bf16, {2048, 2048}); };
@@ -205,7 +262,11 @@ void time_prefill(RankContext& ctx) {
   }
 }
 
-int run() {
+int run(bool layouts) {
+  if (layouts) {
+    time_layouts();
+    return 0;
+  }
   const double peak = fma_peak_gflops(DType::bf16), bandwidth = read_bandwidth();
   std::printf("one thread, bfloat16: multiply-add peak %.0f GFLOP/s, reads %.1f GB/s\n\n", peak, bandwidth);
   int status = 0;
@@ -224,4 +285,4 @@ int run() {
 }  // namespace
 }  // namespace isomer
 
-int main() { return isomer::run(); }
+int main(int argc, char** argv) { return isomer::run(argc > 1 && std::string_view(argv[1]) == "--layouts"); }

@@ -80,7 +80,9 @@ int run_logits(const LogitsArguments& a, const CommandLine& command_line) {
   GroupOptions group;
   group.num_ranks = options.layout.devices();
   group.threads_per_rank = a.threads;
-  const std::string reason = why_step_unfit(options.layout, model.config);
+  if (options.layout.shards.scheme == DecodeScheme::tpla) options.tpla = find_tpla(model);
+  options.layout = complete_layout(options.layout, options.tpla.get());
+  const std::string reason = why_step_unfit(options.layout, model.config, options.tpla.get());
   if (!reason.empty()) invalid_argument("--layout {}: {}", a.layout, reason);
   const bool mpi = a.backend == "mpi";
   if (mpi) group.backend = Backend::mpi;

@@ -71,7 +71,9 @@ std::vector<TextRequest> requests_of(const GenerateArguments& a, const Tokenizer
 EngineOptions engine_options(const GenerateArguments& a, const FoundModel& model,
                              const std::vector<TextRequest>& requests) {
   EngineOptions options{.config = model.config, .layout = parse_decode_layout(a.layout, model.config)};
-  const std::string reason = why_step_unfit(options.layout, model.config);
+  if ((a.layout + a.prefill_layout).find("tpla") != std::string::npos) options.tpla = find_tpla(model);
+  options.layout = complete_layout(options.layout, options.tpla.get());
+  const std::string reason = why_step_unfit(options.layout, model.config, options.tpla.get());
   if (!reason.empty()) invalid_argument("--layout {}: {}", a.layout, reason);
   if (!a.cache_dtype.empty()) options.cache_dtype = parse_dtype(a.cache_dtype);
   std::vector<std::int64_t> lengths;
@@ -92,9 +94,9 @@ std::optional<SeparatedOptions> separated_options(const GenerateArguments& a, co
     return std::nullopt;
   }
   SeparatedOptions options{.prefill = engine, .decode = engine, .apart = a.prefill_ranks == "own"};
-  options.prefill.layout = parse_decode_layout(a.prefill_layout, engine.config);
+  options.prefill.layout = complete_layout(parse_decode_layout(a.prefill_layout, engine.config), engine.tpla.get());
   options.prefill.cache_tokens = 0;
-  const std::string reason = why_step_unfit(options.prefill.layout, engine.config);
+  const std::string reason = why_step_unfit(options.prefill.layout, engine.config, engine.tpla.get());
   if (!reason.empty()) invalid_argument("--prefill-layout {}: {}", a.prefill_layout, reason);
   return options;
 }

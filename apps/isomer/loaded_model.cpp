@@ -3,6 +3,8 @@
 #include <filesystem>
 
 #include "apps/isomer/shipped_model.h"
+#include "apps/isomer/tokenizer_choice.h"
+#include "convert/side_file.h"
 #include "core/error.h"
 #include "model/checkpoint.h"
 
@@ -24,16 +26,19 @@ ModelWeights load_weights(const FoundModel& model, DType dtype) {
   return load_model_weights(Checkpoint::open(model.directory), model.config, dtype);
 }
 
-Tokenizer tokenizer_for(const FoundModel& model, const std::string& path) {
+std::shared_ptr<const TplaModel> find_tpla(const FoundModel& model) {
   std::error_code code;
-  if (path.empty() && !fs::is_regular_file(fs::path(model.directory) / "tokenizer.json", code)) {
-    invalid_argument("--model {}: it has no tokenizer.json; name one with --tokenizer", model.name);
-  }
-  const std::string source = path.empty() ? model.directory : path;
-  Tokenizer tokenizer = Tokenizer::load(source);
+  if (!fs::exists(fs::path(model.directory) / "tpla.json", code)) return nullptr;
+  TplaSideFile side = load_tpla_side_file(model.directory, model.config, Checkpoint::open(model.directory));
+  return std::make_shared<const TplaModel>(TplaModel{side.options, std::move(side.layers)});
+}
+
+Tokenizer tokenizer_for(const FoundModel& model, const std::string& path) {
+  Tokenizer tokenizer = choose_tokenizer(path, model.name, model.directory);
   if (tokenizer.vocab_size() > model.config.vocab_size) {
-    invalid_argument("the tokenizer of {} has {} tokens, {} a vocabulary of {}: they don't belong together", source,
-                     tokenizer.vocab_size(), model.name, model.config.vocab_size);
+    invalid_argument("the tokenizer of {} has {} tokens, {} a vocabulary of {}: they don't belong together",
+                     path.empty() ? model.directory : path, tokenizer.vocab_size(), model.name,
+                     model.config.vocab_size);
   }
   return tokenizer;
 }

@@ -1,11 +1,13 @@
 // A model with weights, as the subcommands that run one take it: --model DIR.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "model/config.h"
 #include "model/model_weights.h"
 #include "model/tokenizer.h"
+#include "parallel/decode/step_scheme.h"
 
 namespace isomer {
 
@@ -21,6 +23,10 @@ FoundModel find_model(const std::string& model);
 
 /// Throws isomer::Error for a checkpoint that is wrong.
 ModelWeights load_weights(const FoundModel& model, DType dtype);
+
+/// What a converted checkpoint's side file says; none where there is no tpla.json. Throws isomer::Error where it is
+/// wrong.
+std::shared_ptr<const TplaModel> find_tpla(const FoundModel& model);
 
 /// The tokenizer at `path`, or the model's own where that is empty. Throws std::invalid_argument where there is none,
 /// and for one with more tokens than the model's vocabulary.

@@ -50,8 +50,9 @@ std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const Decod
 
 Engine::Engine(RankContext& ctx, Communicator& comm, EngineOptions options, const ModelWeights& weights)
     : comm_(comm), options_(std::move(options)) {
+  options_.layout = complete_layout(options_.layout, options_.tpla.get());
   check_sizes(comm.size(), options_, weights);
-  scheme_ = make_step_scheme({comm, options_.layout, options_.config});
+  scheme_ = make_step_scheme({comm, options_.layout, options_.config, options_.tpla.get()});
   model_ = cut_model(options_.config, weights, *scheme_, comm.rank());
   cache_ = std::make_unique<KvCache>(ctx, cache_options(options_, weights.norm.dtype(), comm.rank()));
 }

@@ -15,6 +15,7 @@ namespace isomer {
 struct EngineOptions {
   ModelConfig config;
   DecodeLayout layout;
+  std::shared_ptr<const TplaModel> tpla = nullptr;  // of a converted checkpoint, for the layout `tpla`
   std::optional<DType> cache_dtype;  // that of the weights by default; bf16 for float32 weights, or the reverse
   std::int64_t cache_tokens = 0;     // that the cache has room for; a sequence takes whole pages
   std::int64_t page_tokens = 64;     // on one rank

@@ -155,9 +155,10 @@ class SeparatedEngines {
   SeparatedEngines(RankContext& ctx, const SeparatedOptions& options, const ModelWeights& weights)
       : ctx_(ctx),
         config_(options.decode.config),
-        to_{options.decode.layout, 0},
-        from_{options.prefill.layout, options.apart ? options.decode.layout.devices() : 0} {
-    const std::string reason = why_hand_over_unfit(config_, from_, to_, ctx.world_size());
+        to_{complete_layout(options.decode.layout, options.decode.tpla.get()), 0},
+        from_{complete_layout(options.prefill.layout, options.prefill.tpla.get()),
+              options.apart ? options.decode.layout.devices() : 0} {
+    const std::string reason = why_hand_over_unfit(config_, from_, to_, ctx.world_size(), options.decode.tpla.get());
     if (!reason.empty()) invalid_argument("{}", reason);
     prefill_comm_ = ctx.comm().split(from_.has(ctx.rank()) ? 0 : 1, ctx.rank());
     decode_comm_ = ctx.comm().split(to_.has(ctx.rank()) ? 0 : 1, ctx.rank());

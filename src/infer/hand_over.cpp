@@ -237,10 +237,10 @@ void hand_over_cache(RankContext& ctx, Communicator& comm, const ModelConfig& co
   }
 }
 
-std::string why_hand_over_unfit(const ModelConfig& config, const CacheGroup& from, const CacheGroup& to,
-                                int num_ranks) {
+std::string why_hand_over_unfit(const ModelConfig& config, const CacheGroup& from, const CacheGroup& to, int num_ranks,
+                                const TplaModel* tpla) {
   for (const CacheGroup* group : {&from, &to}) {
-    const std::string reason = why_step_unfit(group->layout, config);
+    const std::string reason = why_step_unfit(group->layout, config, tpla);
     if (!reason.empty()) {
       return fmt::format("{} layout '{}': {}", group == &from ? "prefill" : "decode", to_string(group->layout), reason);
     }

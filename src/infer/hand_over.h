@@ -43,6 +43,7 @@ void hand_over_cache(RankContext& ctx, Communicator& comm, const ModelConfig& co
                      const CacheSequence& target);
 
 /// Why one group can't fill another's cache, or both don't make up a world of so many ranks; empty if they can.
-std::string why_hand_over_unfit(const ModelConfig& config, const CacheGroup& from, const CacheGroup& to, int num_ranks);
+std::string why_hand_over_unfit(const ModelConfig& config, const CacheGroup& from, const CacheGroup& to, int num_ranks,
+                                const TplaModel* tpla = nullptr);
 
 }  // namespace isomer

@@ -151,7 +151,7 @@ TEST(DecodeLayouts, ComplaintsSayWhatWouldFit) {
   EXPECT_THAT(unfit("tp:3", latent), HasSubstr(": 1, 2, 4"));
   EXPECT_THAT(unfit("kvp:5", grouped), HasSubstr("8 heads with 2 KV heads"));
   EXPECT_THAT(unfit("tp:16", grouped), HasSubstr("1, 2, 4, 8"));
-  EXPECT_THAT(unfit("tpla:2", latent), HasSubstr("there are: tp, "));
+  EXPECT_THAT(unfit("dp-ep:2", latent), HasSubstr("there are: tp, "));
   EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("kvp=4 slices of tpa=2 columns are 8 ranks"));
   EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("these fit: tpa=1 kvp≤4, tpa=2 kvp≤2"));
   EXPECT_THAT(unfit("helix:kvp=2,tpa=2,tpf=2,ep=4", latent), HasSubstr("tpf=4,ep=1; tpf=2,ep=2; tpf=1,ep=4"));

@@ -158,6 +158,7 @@ struct EngineRun {
   std::optional<DType> cache_dtype = std::nullopt;
   std::int64_t page_tokens = 8;
   int threads = 1;
+  std::shared_ptr<const TplaModel> tpla = nullptr;
 };
 
 /// Runs body(ctx, engine) on every rank of a layout, what nobody owns being poison.
@@ -172,6 +173,7 @@ void with_engine(const EngineRun& run, const ModelConfig& config, const ModelWei
     Engine engine(ctx,
                   {.config = config,
                    .layout = layout,
+                   .tpla = run.tpla,
                    .cache_dtype = run.cache_dtype,
                    .cache_tokens = cache_tokens,
                    .page_tokens = run.page_tokens,

@@ -14,9 +14,13 @@ struct Entry {
 };
 
 const std::vector<Entry>& entries() {
-  static const std::vector<Entry> list = {
-      {DecodeScheme::tp, make_tp},   {DecodeScheme::gla, make_gla},     {DecodeScheme::exact_latent, make_exact_latent},
-      {DecodeScheme::kvp, make_kvp}, {DecodeScheme::medha, make_medha}, {DecodeScheme::helix, make_helix}};
+  static const std::vector<Entry> list = {{DecodeScheme::tp, make_tp},
+                                          {DecodeScheme::gla, make_gla},
+                                          {DecodeScheme::tpla, make_tpla},
+                                          {DecodeScheme::exact_latent, make_exact_latent},
+                                          {DecodeScheme::kvp, make_kvp},
+                                          {DecodeScheme::medha, make_medha},
+                                          {DecodeScheme::helix, make_helix}};
   return list;
 }
 
@@ -72,6 +76,28 @@ std::string why_latent_unfit(const DecodeShards& s, const ModelConfig& c) {
   return {};
 }
 
+std::string why_tpla_unfit(const DecodeShards& s, const ModelConfig& c, const TplaModel* tpla) {
+  if (s.scheme != DecodeScheme::tpla) return {};
+  if (tpla == nullptr) {
+    return fmt::format(
+        "{} has no side file of a conversion (tpla.json), which says how its latent is cut; make such a "
+        "checkpoint with isomer convert tpla --shards {}",
+        c.name, s.latent_shards);
+  }
+  const TplaOptions& o = tpla->options;
+  if (o.num_shards != s.latent_shards || o.shared_columns != s.shared_columns) {
+    return fmt::format("{} was converted for {} shards and {} shared columns, the layout has {} and {}; take g={}",
+                       c.name, o.num_shards, o.shared_columns, s.latent_shards, s.shared_columns, o.num_shards);
+  }
+  if (s.split_latent_rows)
+    return "rms=reduce is priced by the planner alone; leave it out (W_kv_a whole on every rank)";
+  if (s.scatter_values && s.tpa != s.latent_shards) {
+    return fmt::format("wo=scatter deals heads over the shards, which goes with tp=1; it has tp={}",
+                       s.tpa / s.latent_shards);
+  }
+  return {};
+}
+
 ModelPart cut_part(const ModelConfig& config, const ModelWeights& weights, const WeightSplit& split) {
   ModelPart part{.local = config, .weights = weights, .split = split};
   part.local.num_attention_heads = query_heads_of(config, split).count;
@@ -92,13 +118,22 @@ const std::vector<std::string>& step_scheme_names() {
   return names;
 }
 
-std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config) {
+DecodeLayout complete_layout(DecodeLayout layout, const TplaModel* tpla) {
+  DecodeShards& s = layout.shards;
+  if (s.scheme == DecodeScheme::tpla && tpla != nullptr && s.shared_columns == 0) {
+    s.shared_columns = tpla->options.shared_columns;
+  }
+  return layout;
+}
+
+std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config, const TplaModel* tpla) {
   const DecodeShards& s = layout.shards;
   if (entry_of(layout) == nullptr || s.data_parallel > 1 || layout.pp > 1) {
     return fmt::format("the engine does not run it (the planner prices it); there are: {}",
                        fmt::join(step_scheme_names(), ", "));
   }
   if (std::string reason = why_latent_unfit(s, config); !reason.empty()) return reason;
+  if (std::string reason = why_tpla_unfit(s, config, tpla); !reason.empty()) return reason;
   std::string reason_of_heads =
       has_columns(s) ? why_columns_unfit(config, s.kvp, s.tpa) : why_heads_unfit(config, s.group());
   if (!reason_of_heads.empty()) return reason_of_heads;
@@ -107,7 +142,7 @@ std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config
 }
 
 std::unique_ptr<StepScheme> make_step_scheme(const SchemeArguments& arguments) {
-  const std::string reason = why_step_unfit(arguments.layout, arguments.config);
+  const std::string reason = why_step_unfit(arguments.layout, arguments.config, arguments.tpla);
   if (!reason.empty()) invalid_argument("layout '{}': {}", to_string(arguments.layout), reason);
   return entry_of(arguments.layout)->make(arguments);
 }

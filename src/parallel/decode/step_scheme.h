@@ -14,6 +14,7 @@
 #include "cost/decode_layout.h"
 #include "layers/attention_layer.h"
 #include "model/model_weights.h"
+#include "model/tpla.h"
 #include "sharding/weight_slices.h"
 
 namespace isomer {
@@ -81,15 +82,26 @@ class StepScheme {
 /// Families that the engine runs, in the order of reports.
 const std::vector<std::string>& step_scheme_names();
 
+/// What a converted checkpoint's side file says (convert/side_file.h), for the layout `tpla`.
+struct TplaModel {
+  TplaOptions options;
+  std::vector<TplaLayer> layers;
+};
+
 /// What a scheme is made from.
 struct SchemeArguments {
   Communicator& comm;  // the layout's ranks; groups of a scheme's own are split from it
   const DecodeLayout& layout;
   const ModelConfig& config;
+  const TplaModel* tpla = nullptr;  // must outlive the scheme
 };
 
-/// Why the engine can't run a model under a layout, with what would fit; empty if it can.
-std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config);
+/// Why the engine can't run a model under a layout, with what would fit; empty if it can. `tpla`: the model's side
+/// file, where it has one.
+std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config, const TplaModel* tpla = nullptr);
+
+/// The layout as it runs on a converted checkpoint: `tpla` without a number of shared columns takes the side file's.
+DecodeLayout complete_layout(DecodeLayout layout, const TplaModel* tpla);
 
 /// A remark on rows that several ranks cache alike because more ranks split heads than there are KV heads; empty where
 /// none do.
@@ -114,6 +126,7 @@ WeightSplit even_split(const DecodeLayout& layout, int rank, bool split_kv_heads
 // The factories, one a file.
 std::unique_ptr<StepScheme> make_tp(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_gla(const SchemeArguments& arguments);
+std::unique_ptr<StepScheme> make_tpla(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_exact_latent(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_kvp(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_medha(const SchemeArguments& arguments);
