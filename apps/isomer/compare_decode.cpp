@@ -126,6 +126,7 @@ ModelWeights weights_of(const std::string& place, DecodeCompareOptions& o) {
   if (fs::is_directory(place, code)) {
     const Checkpoint checkpoint = Checkpoint::open(place);
     o.weights_source = place;
+    o.workload.tpla = find_tpla({place, place, w.config});
     return load_model_weights(checkpoint, w.config, w.dtype);
   }
   o.weights_source = fmt::format("seeded ({})", w.seed);

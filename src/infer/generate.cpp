@@ -122,8 +122,7 @@ void check_requests(const EngineOptions& options, const std::vector<TextRequest>
         prompt, r.max_new_tokens, c.max_position_embeddings, c.name,
         std::max<std::int64_t>(0, c.max_position_embeddings - prompt + 1));
   }
-  check_room(options, requests,
-             pages_for(options.cache_tokens, options.page_tokens, cache_shards_of(options.layout)));
+  check_room(options, requests, pages_for(options.cache_tokens, options.page_tokens, cache_shards_of(options.layout)));
 }
 
 Generated generate(RankContext& ctx, Engine& engine, const std::vector<TextRequest>& requests,

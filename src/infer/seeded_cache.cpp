@@ -49,25 +49,34 @@ void fill_runs(RankContext& ctx, const SeededRows& to, const std::vector<TokenRu
   });
 }
 
-}  // namespace
-
-void append_seeded_rows(RankContext& ctx, Engine& engine, int sequence, std::int64_t tokens, std::uint64_t seed) {
-  const PhaseScope phase(ctx, Phase::setup);
+/// The rows of positions [begin, begin + tokens) of a sequence.
+void fill_sequence(RankContext& ctx, Engine& engine, int sequence, IndexRange positions, std::uint64_t seed) {
   const EngineOptions& o = engine.options();
-  KvCache& cache = engine.cache();
-  const std::int64_t begin = cache.length(sequence);
-  const KvCache::Growth growth{sequence, tokens};
-  cache.grow({&growth, 1});
-  if (ctx.dry_run()) return;
+  const KvCache& cache = engine.cache();
   const RankCache mine = rank_cache_of(o.layout, o.config, engine.rank());
   const bool latent = o.config.attention == AttentionKind::mla;
   const std::vector<IndexRange> heads = {
       {mine.kv_heads.begin * o.config.head_dim, mine.kv_heads.count * o.config.head_dim}};
-  const std::vector<TokenRun> runs = cache.runs(sequence, begin, begin + tokens);
+  const std::vector<TokenRun> runs = cache.runs(sequence, positions.begin, positions.end());
   for (std::int64_t layer = 0; layer < cache.options().num_layers; ++layer) {
     const std::uint64_t of_layer = mix(seed * 2 + 1) + 2 * static_cast<std::uint64_t>(layer);
     fill_runs(ctx, {cache.keys(layer), latent ? mine.columns : heads, mix(of_layer)}, runs);
     if (!latent) fill_runs(ctx, {cache.values(layer), heads, mix(of_layer + 1)}, runs);
+  }
+}
+
+}  // namespace
+
+void append_seeded_rows(RankContext& ctx, Engine& engine, std::span<const int> sequences, std::int64_t tokens,
+                        std::uint64_t seed) {
+  const PhaseScope phase(ctx, Phase::setup);
+  std::vector<KvCache::Growth> growth;
+  for (const int sequence : sequences) growth.push_back({sequence, tokens});
+  engine.cache().grow(growth);
+  if (ctx.dry_run()) return;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const std::int64_t begin = engine.length(sequences[i]) - tokens;
+    fill_sequence(ctx, engine, sequences[i], {begin, tokens}, seed + i);
   }
 }
 

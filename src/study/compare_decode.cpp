@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <future>
 #include <limits>
 #include <thread>
 
@@ -159,11 +160,39 @@ DecodeRun dry_run_of(const DecodeCompareOptions& options, const std::vector<Laye
   return all;
 }
 
+/// Layouts don't know of each other: every other one on a second thread.
+void dry_runs(const DecodeCompareOptions& options, const std::vector<DecodeLayout>& layouts,
+              std::vector<DecodeLayoutReport>& rows) {
+  const std::vector<LayerKind> kinds = layer_kinds(options.workload.config);
+  std::vector<ModelWeights> shapes;
+  for (const LayerKind& kind : kinds) {
+    shapes.push_back(initial_model_weights(kind.config, 1, options.workload.dtype, 0.02, true));
+  }
+  const auto every_other = [&](std::size_t first) {
+    for (std::size_t i = first; i < layouts.size(); i += 2)
+      rows[i].run = dry_run_of(options, kinds, shapes, layouts[i]);
+  };
+  std::future<void> second = std::async(std::launch::async, every_other, 1);
+  every_other(0);
+  second.get();
+}
+
+DecodeRun real_run_of(const DecodeCompareOptions& options, const ModelWeights& weights, const Expected& expected,
+                      const DecodeLayout& layout, const std::string& name) {
+  DecodeRunOptions run{.group = options.group, .layout = layout, .read = expected.read};
+  if (options.dump) {
+    run.dump = [&](int rank, const std::string& tensor, const Tensor& t) {
+      options.dump(rank, fmt::format("{}/{}", name, tensor), t);
+    };
+  }
+  return run_decode(options.workload, weights, run);
+}
+
 std::string why_omitted(const DecodeLayout& layout, const DecodeCompareOptions& o) {
   if (layout.devices() != o.group.num_ranks) {
     return fmt::format("it has {} ranks, {} were asked for", layout.devices(), o.group.num_ranks);
   }
-  return why_step_unfit(layout, o.workload.config);
+  return why_step_unfit(layout, o.workload.config, o.workload.tpla.get());
 }
 
 }  // namespace
@@ -224,43 +253,37 @@ DecodeCompareReport compare_decode(const DecodeCompareOptions& options, const Mo
   DecodeCompareReport report{.options = options};
   const bool dry = options.group.dry_run, at_root = is_root(options.group);
   const DecodeWorkload& w = options.workload;
-  const std::vector<LayerKind> kinds = layer_kinds(w.config);
-  std::vector<ModelWeights> shapes;
-  if (dry) {
-    for (const LayerKind& kind : kinds) shapes.push_back(initial_model_weights(kind.config, 1, w.dtype, 0.02, true));
-  }
   Expected expected;
   if (!dry) {
     expected = expected_of(options, weights, progress);
     report.max_reference = expected.max_reference;
   }
+  std::vector<DecodeLayout> layouts;
   for (const std::string& text : options.layouts) {
-    const DecodeLayout layout = parse_decode_layout(text, w.config);
+    const DecodeLayout layout = complete_layout(parse_decode_layout(text, w.config), w.tpla.get());
     if (const std::string reason = why_omitted(layout, options); !reason.empty()) {
       report.omitted.push_back({text, reason});
       continue;
     }
-    DecodeLayoutReport row{
-        .name = std::string(layout.family()), .layout = text, .exact = layout.shards.is_exact(), .dry = dry};
-    row.note = cache_copies_note(layout, w.config);
-    progress(fmt::format("{} on {} ranks", text, options.group.num_ranks));
-    if (dry) {
-      row.run = dry_run_of(options, kinds, shapes, layout);
-    } else {
-      DecodeRunOptions run{.group = options.group, .layout = layout, .read = expected.read};
-      if (options.dump) {
-        run.dump = [&](int rank, const std::string& name, const Tensor& t) {
-          options.dump(rank, fmt::format("{}/{}", text, name), t);
-        };
-      }
-      row.run = run_decode(w, weights, run);
+    report.layouts.push_back({.name = std::string(layout.family()),
+                              .layout = text,
+                              .exact = layout.shards.is_exact(),
+                              .dry = dry,
+                              .note = cache_copies_note(layout, w.config)});
+    layouts.push_back(layout);
+  }
+  if (dry) dry_runs(options, layouts, report.layouts);
+  for (std::size_t i = 0; i < layouts.size(); ++i) {
+    DecodeLayoutReport& row = report.layouts[i];
+    if (!dry) {
+      progress(fmt::format("{} on {} ranks", row.layout, options.group.num_ranks));
+      row.run = real_run_of(options, weights, expected, layouts[i], row.layout);
     }
     if (at_root) {
-      check_accounts(w, layout, row);
+      check_accounts(w, layouts[i], row);
       if (!dry) check_logits(expected, w.config.vocab_size, row);
     }
     row.run.logits.clear();
-    report.layouts.push_back(std::move(row));
   }
   return report;
 }

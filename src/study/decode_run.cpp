@@ -16,7 +16,7 @@ namespace {
 std::int64_t length_of(const DecodeWorkload& w) { return w.context + w.tokens; }
 
 EngineOptions engine_options(const DecodeWorkload& w, const DecodeLayout& layout, bool dry) {
-  EngineOptions o{.config = w.config, .layout = layout};
+  EngineOptions o{.config = w.config, .layout = layout, .tpla = w.tpla};
   // Positions beyond the model's are measured all the same; the report has a note.
   o.config.max_position_embeddings = std::max(o.config.max_position_embeddings, length_of(w));
   // Dry, a sequence is one page, so that page tables of a million tokens cost nothing.
@@ -46,12 +46,9 @@ class DecodeRank {
     for (std::int64_t b = 0; b < w.batch; ++b) {
       const int id = engine_.add_sequence();
       sequences_.push_back(id);
-      if (w.prompts.empty()) {
-        append_seeded_rows(ctx, engine_, id, w.context, w.seed + static_cast<std::uint64_t>(b));
-      } else {
-        engine_.prefill(ctx, id, w.prompts.at(static_cast<std::size_t>(b)));
-      }
+      if (!w.prompts.empty()) engine_.prefill(ctx, id, w.prompts.at(static_cast<std::size_t>(b)));
     }
+    if (w.prompts.empty()) append_seeded_rows(ctx, engine_, sequences_, w.context, w.seed);
   }
 
   DecodeMeasure measure(DecodeRun& run) {

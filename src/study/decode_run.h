@@ -14,6 +14,7 @@ namespace isomer {
 /// `batch` sequences of `context` cached positions, and `tokens` decode steps of one new token each.
 struct DecodeWorkload {
   ModelConfig config;
+  std::shared_ptr<const TplaModel> tpla = nullptr;  // of a converted checkpoint, for the layout `tpla`
   DType dtype = DType::f32;
   std::int64_t context = 0, batch = 1, tokens = 4;
   std::uint64_t seed = 1;

@@ -151,7 +151,7 @@ TEST(Engine, ANarrowCacheCostsItsRounding) {
       const auto logits =
           engine_logits({.layout = layout, .prompt = 200, .cache_dtype = DType::bf16}, config, weights, ids);
       const double error = max_relative_difference(logits, expected);
-      EXPECT_LT(error, 0.1) << kind << " " << layout;
+      EXPECT_LT(error, 0.2) << kind << " " << layout;
       EXPECT_GT(error, 1e-4) << kind << " " << layout;
     }
     // All in bfloat16: weights are the same, activations are rounded at every step.

@@ -146,7 +146,7 @@ std::string layout_of(const Choice& c) {
 
 TEST(Helix, DecodesWhatOneRankDoes) {
   constexpr int kBatch[] = {1, 3, 8};
-  std::map<std::array<int, 3>, Decoded> one_rank;
+  std::map<std::array<int, 4>, Decoded> one_rank;
   // kvp, tpa, expert groups, attention, FFN, batch; queries, W_UV, joining experts, overlap.
   std::vector<Choice> grid = choices({5, 2, 3, 2, 2, 3, 3, 2, 2, 2}, false);
   if (full_tests()) {
@@ -158,8 +158,10 @@ TEST(Helix, DecodesWhatOneRankDoes) {
   for (const Choice& c : grid) {
     const ModelConfig config = config_of(c[3] == 0, c[4] == 1);
     const ModelWeights weights = noisy_weights(config, DType::f64);
-    const int batch = kBatch[c[5]], steps = batch == 8 && !full_tests() ? 40 : 256;
-    auto& expected = one_rank[{c[3], c[4], batch}];
+    // Many ranks on few cores wait for each other; whole texts with few of them.
+    const int batch = kBatch[c[5]], num_ranks = parse_decode_layout(layout_of(c), config).devices();
+    const int steps = full_tests() || (batch == 1 && num_ranks <= 3) ? 256 : (num_ranks <= 4 ? 24 : 8);
+    auto& expected = one_rank[{c[3], c[4], batch, steps}];
     if (expected.tokens.empty()) expected = greedy("tp:1", config, weights, batch, steps);
     const std::string what = fmt::format("{} {} batch {}", layout_of(c), config.name, batch);
     expect_same(greedy(layout_of(c), config, weights, batch, steps), expected, what);
@@ -169,10 +171,10 @@ TEST(Helix, DecodesWhatOneRankDoes) {
 TEST(Helix, SplitsUnevenHeadsByKvGroup) {
   const ModelConfig config = nine_heads();
   const ModelWeights weights = noisy_weights(config, DType::f64);
-  const Decoded expected = greedy("tp:1", config, weights, 3, 60);
+  const Decoded expected = greedy("tp:1", config, weights, 3, 12);
   for (const char* layout : {"helix:kvp=2,tpa=2", "helix:kvp=4,tpa=1,q=gather", "helix:kvp=3,tpa=2,q=gather",
                              "helix:kvp=1,tpa=4", "helix:kvp=2,tpa=4", "medha:kvp=2,tpa=2"}) {
-    expect_same(greedy(layout, config, weights, 3, 60), expected, layout);
+    expect_same(greedy(layout, config, weights, 3, 12), expected, layout);
   }
   const HeadCut first = column_heads_of(config, 2, 0), second = column_heads_of(config, 2, 1);
   EXPECT_EQ(first.query.count, 6);
@@ -211,7 +213,7 @@ TEST(Helix, HoldsAtEveryLengthAndChunk) {
     const ModelConfig config = config_of(latent, false);
     const ModelWeights weights = noisy_weights(config, DType::f64);
     const auto expected = engine_logits({.prompt = kLengths}, config, weights, ids);
-    const std::uint64_t runs = full_tests() ? 20 : 2;
+    const std::uint64_t runs = full_tests() ? 20 : 1;
     for (std::uint64_t run = 0; run < runs; ++run) {
       const auto random = [&](std::uint64_t what, int from, int to) {
         return from + static_cast<int>((noise(run + (latent ? 90 : 50), what) / 3.4642 + 0.5) * (to - from));
@@ -226,7 +228,7 @@ TEST(Helix, HoldsAtEveryLengthAndChunk) {
 
 /// A row that takes nearly all of the attention, planted at every depth of a seeded cache.
 TEST(Helix, FindsAPlantedTokenAtEveryDepth) {
-  constexpr std::int64_t kDepths = 130;
+  const std::int64_t kDepths = full_tests() ? 600 : 70;
   for (const bool latent : {true, false}) {
     const ModelConfig config = config_of(latent, false);
     const ModelWeights weights = noisy_weights(config, DType::f64);
@@ -234,7 +236,7 @@ TEST(Helix, FindsAPlantedTokenAtEveryDepth) {
       std::vector<std::vector<double>> logits;
       with_engine({.layout = layout}, config, weights, 1024, [&](RankContext& ctx, Engine& engine) {
         const int sequence = engine.add_sequence();
-        append_seeded_rows(ctx, engine, sequence, kDepths, 5);
+        append_seeded_rows(ctx, engine, {&sequence, 1}, kDepths, 5);
         const Ids id = {17};
         const Engine::Input input{sequence, id};
         for (std::int64_t depth = 0; depth < kDepths; ++depth) {
@@ -262,7 +264,7 @@ TEST(Helix, FindsAPlantedTokenAtEveryDepth) {
       }
     }
     // The plant is seen: depths differ.
-    EXPECT_GT(max_relative_difference(expected[0], expected[64]), 1e-2);
+    EXPECT_GT(max_relative_difference(expected[0], expected[50]), 1e-2);
   }
 }
 
@@ -275,7 +277,7 @@ TEST(Helix, ReplacesSequences) {
     with_engine({.layout = layout}, config, weights, 2048, [&](RankContext& ctx, Engine& engine) {
       std::vector<int> sequences;
       const Ids ids = some_ids(400);
-      for (std::uint64_t step = 0; step < 60; ++step) {
+      for (std::uint64_t step = 0; step < 30; ++step) {
         if (step % 7 == 0 || sequences.size() < 2) {
           if (sequences.size() == 3) {
             engine.remove_sequence(ctx, sequences[step % 3]);

@@ -88,6 +88,8 @@ Tensor HelixScheme::gathered_queries(RankContext& ctx, const DecodeBlock& block,
 
 void HelixScheme::issue(const Tensor& rows, const Tensor& received, std::vector<Work>& works) const {
   std::vector<Tensor> send, receive;
+  send.reserve(static_cast<std::size_t>(slices_.num_slices()));
+  receive.reserve(send.capacity());
   for (int slice = 0; slice < slices_.num_slices(); ++slice) {
     send.push_back(rows.slice(1, slices_.own(slice).begin, slices_.own(slice).count));
     receive.push_back(received.select(0, slice));

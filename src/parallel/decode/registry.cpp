@@ -14,13 +14,11 @@ struct Entry {
 };
 
 const std::vector<Entry>& entries() {
-  static const std::vector<Entry> list = {{DecodeScheme::tp, make_tp},
-                                          {DecodeScheme::gla, make_gla},
-                                          {DecodeScheme::tpla, make_tpla},
-                                          {DecodeScheme::exact_latent, make_exact_latent},
-                                          {DecodeScheme::kvp, make_kvp},
-                                          {DecodeScheme::medha, make_medha},
-                                          {DecodeScheme::helix, make_helix}};
+  static const std::vector<Entry> list = {
+      {DecodeScheme::tp, make_tp},      {DecodeScheme::gla, make_gla},
+      {DecodeScheme::tpla, make_tpla},  {DecodeScheme::exact_latent, make_exact_latent},
+      {DecodeScheme::kvp, make_kvp},    {DecodeScheme::medha, make_medha},
+      {DecodeScheme::helix, make_helix}};
   return list;
 }
 
@@ -98,6 +96,13 @@ std::string why_tpla_unfit(const DecodeShards& s, const ModelConfig& c, const Tp
   return {};
 }
 
+bool same_split(const WeightSplit& a, const WeightSplit& b) {
+  return a.head_parts == b.head_parts && a.head_part == b.head_part && a.split_kv_heads == b.split_kv_heads &&
+         a.heads.has_value() == b.heads.has_value() &&
+         (!a.heads || (a.heads->query.begin == b.heads->query.begin && a.heads->query.count == b.heads->query.count)) &&
+         a.ffn_parts == b.ffn_parts && a.ffn_part == b.ffn_part && a.expert_parts == b.expert_parts;
+}
+
 ModelPart cut_part(const ModelConfig& config, const ModelWeights& weights, const WeightSplit& split) {
   ModelPart part{.local = config, .weights = weights, .split = split};
   part.local.num_attention_heads = query_heads_of(config, split).count;
@@ -148,9 +153,10 @@ std::unique_ptr<StepScheme> make_step_scheme(const SchemeArguments& arguments) {
 }
 
 DecodeModel cut_model(const ModelConfig& config, const ModelWeights& weights, const StepScheme& scheme, int rank) {
-  return {.config = config,
-          .explicit_part = cut_part(config, weights, scheme.explicit_split(rank)),
-          .absorbed_part = cut_part(config, weights, scheme.absorbed_split(rank))};
+  const WeightSplit prefill = scheme.explicit_split(rank), decode = scheme.absorbed_split(rank);
+  DecodeModel model{.config = config, .explicit_part = cut_part(config, weights, prefill), .absorbed_part = {}};
+  model.absorbed_part = same_split(decode, prefill) ? model.explicit_part : cut_part(config, weights, decode);
+  return model;
 }
 
 std::string cache_copies_note(const DecodeLayout& layout, const ModelConfig& config) {
