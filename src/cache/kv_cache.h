@@ -69,8 +69,8 @@ class KvCache {
   /// Where this slice's positions within [begin, end) stand in a pool, increasing; segment 0.
   std::vector<TokenRun> runs(int sequence, std::int64_t begin, std::int64_t end) const;
 
-  /// Where this slice's positions of [0, end) stand, for a reader who sees all of them: as few runs as pages allow, whose
-  /// positions are places among the slice's own (none beyond the true one).
+  /// Where this slice's positions of [0, end) stand, for a reader who sees all of them: as few runs as pages allow,
+  /// whose positions are places among the slice's own (none beyond the true one).
   std::vector<TokenRun> packed_runs(int sequence, std::int64_t end) const;
 
   /// Stores the rows of the positions [begin, begin + rows) as far as this slice owns them. `keys` [rows, num_heads,

@@ -53,8 +53,10 @@ std::vector<Ids> tokens_of_one_rank(const ModelConfig& config) {
 TEST(HandOver, GivesTheTextOfOneGroup) {
   const ModelConfig latent = latent_config(), grouped = grouped_config();
   const auto expected_latent = tokens_of_one_rank(latent), expected_grouped = tokens_of_one_rank(grouped);
-  std::vector<Separated> cases = {
-      {"tp:1", "kvp:2"}, {"kvp:2", "exact-latent:2"}, {"tp:2", "helix:kvp=2,tpa=1", false}, {"exact-latent:2,rope=split", "tp:1"}};
+  std::vector<Separated> cases = {{"tp:1", "kvp:2"},
+                                  {"kvp:2", "exact-latent:2"},
+                                  {"tp:2", "helix:kvp=2,tpa=1", false},
+                                  {"exact-latent:2,rope=split", "tp:1"}};
   if (full_tests()) {
     const std::vector<std::string> layouts = {
         "tp:1", "tp:2", "tp:4", "kvp:2", "kvp:4", "exact-latent:2", "exact-latent:4,rope=split"};

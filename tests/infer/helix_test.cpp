@@ -173,7 +173,7 @@ TEST(Helix, SplitsUnevenHeadsByKvGroup) {
   const ModelWeights weights = noisy_weights(config, DType::f64);
   const Decoded expected = greedy("tp:1", config, weights, 3, 12);
   for (const char* layout : {"helix:kvp=2,tpa=2", "helix:kvp=4,tpa=1,q=gather", "helix:kvp=3,tpa=2,q=gather",
-                             "helix:kvp=1,tpa=4", "helix:kvp=2,tpa=4", "medha:kvp=2,tpa=2"}) {
+                             "helix:kvp=1,tpa=4", "helix:kvp=1,tpa=6", "medha:kvp=2,tpa=2"}) {
     expect_same(greedy(layout, config, weights, 3, 12), expected, layout);
   }
   const HeadCut first = column_heads_of(config, 2, 0), second = column_heads_of(config, 2, 1);
