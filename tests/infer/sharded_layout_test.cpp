@@ -176,7 +176,8 @@ TEST(ShardedLayouts, TakeTheCacheOfAnExactPrefill) {
     SeparatedOptions separated{.prefill = options(prefill), .decode = options("tpla:g=2"), .apart = true};
     run_group({.num_ranks = separated.num_ranks(), .threads_per_rank = 1}, [&](RankContext& ctx) {
       const Generated result = generate_separated(ctx, separated, weights, requests);
-      if (ctx.rank() < 2) EXPECT_EQ(result.tokens, expected) << prefill;
+      if (ctx.rank() >= 2) return;
+      EXPECT_EQ(result.tokens, expected) << prefill;
     });
   }
 }
