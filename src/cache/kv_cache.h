@@ -26,7 +26,7 @@ struct CacheRowShape {
 };
 
 struct CacheOptions {
-  std::int64_t num_layers = 0;
+  std::int64_t num_layers = 0, first_layer = 0;  // this rank's: [first_layer, first_layer + num_layers)
   CacheRowShape row;
   DType dtype = DType::f32;
   std::int64_t page_tokens = 64;
@@ -64,8 +64,8 @@ class KvCache {
   void truncate(RankContext& ctx, int sequence, std::int64_t length);
 
   /// Rows of all positions in a layer's pool: keys [rows, num_heads, key_width], values [rows, num_heads, value_width].
-  Tensor keys(std::int64_t layer) const { return keys_.at(static_cast<std::size_t>(layer)); }
-  Tensor values(std::int64_t layer) const { return values_.at(static_cast<std::size_t>(layer)); }
+  Tensor keys(std::int64_t layer) const { return keys_.at(static_cast<std::size_t>(layer - options_.first_layer)); }
+  Tensor values(std::int64_t layer) const { return values_.at(static_cast<std::size_t>(layer - options_.first_layer)); }
   /// Where this slice's positions within [begin, end) stand in a pool, increasing; segment 0.
   std::vector<TokenRun> runs(int sequence, std::int64_t begin, std::int64_t end) const;
 

@@ -58,7 +58,8 @@ void fill_sequence(RankContext& ctx, Engine& engine, int sequence, IndexRange po
   const std::vector<IndexRange> heads = {
       {mine.kv_heads.begin * o.config.head_dim, mine.kv_heads.count * o.config.head_dim}};
   const std::vector<TokenRun> runs = cache.runs(sequence, positions.begin, positions.end());
-  for (std::int64_t layer = 0; layer < cache.options().num_layers; ++layer) {
+  const std::int64_t first = cache.options().first_layer;
+  for (std::int64_t layer = first; layer < first + cache.options().num_layers; ++layer) {
     const std::uint64_t of_layer = mix(seed * 2 + 1) + 2 * static_cast<std::uint64_t>(layer);
     fill_runs(ctx, {cache.keys(layer), latent ? mine.columns : heads, mix(of_layer)}, runs);
     if (!latent) fill_runs(ctx, {cache.values(layer), heads, mix(of_layer + 1)}, runs);

@@ -133,9 +133,22 @@ std::vector<LayerKind> layer_kinds(const ModelConfig& config) {
   return kinds;
 }
 
+/// All layers, for pipelines, whose ranks have different ones.
+DecodeRun dry_run_of_all_layers(const DecodeCompareOptions& options, const DecodeLayout& layout) {
+  DecodeWorkload last = options.workload;
+  last.prompts.clear();
+  last.context += last.tokens - 1;
+  last.tokens = 1;
+  DecodeRunOptions run_options{.group = options.group, .layout = layout, .read = first_tokens(last)};
+  run_options.group.backend = Backend::threads;
+  run_options.group.dry_run = true;
+  return run_decode(last, initial_model_weights(last.config, 1, last.dtype, 0.02, true), run_options);
+}
+
 /// One layer of each kind, counted for all.
 DecodeRun dry_run_of(const DecodeCompareOptions& options, const std::vector<LayerKind>& kinds,
                      const std::vector<ModelWeights>& weights, const DecodeLayout& layout) {
+  if (layout.pp > 1) return dry_run_of_all_layers(options, layout);
   DecodeRun all;
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
     DecodeWorkload one = options.workload;
@@ -192,6 +205,10 @@ std::string why_omitted(const DecodeLayout& layout, const DecodeCompareOptions& 
   if (layout.devices() != o.group.num_ranks) {
     return fmt::format("it has {} ranks, {} were asked for", layout.devices(), o.group.num_ranks);
   }
+  if (layout.pp > o.workload.batch) {
+    return fmt::format("{} sequences are fewer than the pipeline's {} stages, some of which would idle",
+                       o.workload.batch, layout.pp);
+  }
   return why_step_unfit(layout, o.workload.config, o.workload.tpla.get());
 }
 
@@ -207,13 +224,22 @@ bool DecodeCompareReport::good() const {
 
 double decode_step_bytes(const ModelConfig& c, const DecodeLayout& layout, int rank, std::int64_t batch,
                          std::int64_t context, std::int64_t element_bytes) {
-  double bytes = 0;
-  for (const LayerKind& kind : layer_kinds(c)) {
-    const bool moe = c.moe.n_routed_experts > 0 && kind.config.moe.first_k_dense_replace == 0;
-    const auto attention = decode_attention_transfers(c, layout.shards, batch, context, rank);
-    const auto ffn = decode_ffn_transfers(c, layout.shards, moe, batch, rank);
-    const auto element = static_cast<double>(element_bytes);
-    bytes += static_cast<double>(kind.count) * (attention.bytes_sent(element) + ffn.bytes_sent(element));
+  const auto element = static_cast<double>(element_bytes);
+  const int stage = rank / layout.stage_devices(), place = rank % layout.stage_devices();
+  const IndexRange layers = balanced_part(c.num_hidden_layers, layout.pp, stage);
+  double bytes = stage + 1 < layout.pp ? pipeline_elements(c, batch) * element : 0;
+  // The batch passes in parts, so that shares of a sum may round otherwise than those of the whole.
+  const std::int64_t parts = std::min<std::int64_t>(layout.pp, batch);
+  for (std::int64_t part = 0; part < parts; ++part) {
+    const std::int64_t rows = balanced_part(batch, parts, part).count;
+    const double attention = decode_attention_transfers(c, layout.shards, rows, context, place).bytes_sent(element);
+    for (const bool moe : {false, true}) {
+      const std::int64_t dense = c.moe.n_routed_experts > 0 ? c.moe.first_k_dense_replace : c.num_hidden_layers;
+      const std::int64_t dense_here = std::clamp<std::int64_t>(dense - layers.begin, 0, layers.count);
+      const auto count = static_cast<double>(moe ? layers.count - dense_here : dense_here);
+      if (count == 0) continue;
+      bytes += count * (attention + decode_ffn_transfers(c, layout.shards, moe, rows, place).bytes_sent(element));
+    }
   }
   return bytes;
 }

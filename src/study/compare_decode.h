@@ -48,7 +48,7 @@ struct DecodeCompareReport {
 /// Every family and its variants on so many ranks, whether they fit or not.
 std::vector<std::string> all_decode_layouts(const ModelConfig& config, int num_ranks);
 
-/// Bytes that a rank sends in one step by the closed forms (cost/decode_bytes.h), all layers.
+/// Bytes that a rank sends in one step by the closed forms (cost/decode_bytes.h), all layers of its stage.
 double decode_step_bytes(const ModelConfig& config, const DecodeLayout& layout, int rank, std::int64_t batch,
                          std::int64_t context, std::int64_t element_bytes);
 

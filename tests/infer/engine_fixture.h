@@ -136,6 +136,8 @@ inline std::vector<std::string> all_layouts(const ModelConfig& config) {
                                       "kvp:2",
                                       "kvp:4",
                                       "medha:kvp=2,tpa=2",
+                                      "pp:3",
+                                      "tp:2,pp:2",
                                       "medha:kvp=3,tpa=1",
                                       "helix:kvp=4,tpa=1",
                                       "helix:kvp=3,tpa=1,q=gather",

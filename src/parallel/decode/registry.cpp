@@ -133,9 +133,13 @@ DecodeLayout complete_layout(DecodeLayout layout, const TplaModel* tpla) {
 
 std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config, const TplaModel* tpla) {
   const DecodeShards& s = layout.shards;
-  if (entry_of(layout) == nullptr || s.data_parallel > 1 || layout.pp > 1) {
+  if (entry_of(layout) == nullptr || s.data_parallel > 1) {
     return fmt::format("the engine does not run it (the planner prices it); there are: {}",
                        fmt::join(step_scheme_names(), ", "));
+  }
+  if (layout.pp > config.num_hidden_layers) {
+    return fmt::format("a pipeline of {} stages needs a layer for each, {} has {}; take at most {}", layout.pp,
+                       config.name, config.num_hidden_layers, config.num_hidden_layers);
   }
   if (std::string reason = why_latent_unfit(s, config); !reason.empty()) return reason;
   if (std::string reason = why_tpla_unfit(s, config, tpla); !reason.empty()) return reason;
