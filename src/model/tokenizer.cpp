@@ -1,6 +1,7 @@
 #include "model/tokenizer.h"
 
 #include "core/error.h"
+#include "model/gguf/tokenizer.h"
 #include "model/json_text.h"
 #include "model/tokenizer/tokenizer_data.h"
 
@@ -69,6 +70,10 @@ const TokenEntry* entry_of(const TokenizerData& data, std::int32_t id) {
 }  // namespace
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+  if (is_gguf_file(path)) {
+    const GgufTokenizer found = gguf_tokenizer(GgufFile(path).header());
+    return parse(found.json, path.string(), found.config_json);
+  }
   std::error_code code;
   const bool directory = std::filesystem::is_directory(path, code);
   const std::filesystem::path file = directory ? path / "tokenizer.json" : path;
@@ -77,6 +82,12 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   std::string config;
   if (std::filesystem::exists(config_file, code)) config = read_text_file(config_file, kMaxConfigBytes);
   return parse(json, file.string(), config);
+}
+
+bool Tokenizer::is_at(const std::filesystem::path& path) {
+  if (is_gguf_file(path)) return GgufFile(path).header().has("tokenizer.ggml.tokens");
+  std::error_code code;
+  return std::filesystem::is_regular_file(path / "tokenizer.json", code);
 }
 
 Tokenizer Tokenizer::parse(std::string_view json, std::string_view source, std::string_view config_json) {

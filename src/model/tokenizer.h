@@ -24,9 +24,12 @@ std::string replace_invalid_utf8(std::string_view text);
 /// Immutable after construction; copies share everything. All const members may be called by several threads at once.
 class Tokenizer {
  public:
-  /// Reads `path`, a tokenizer.json or a directory that holds one. A tokenizer_config.json beside it, where there is
-  /// one, names the BOS and EOS tokens. Throws isomer::Error naming file, field and value.
+  /// Reads `path`, a tokenizer.json, a directory that holds one, or a GGUF file. A tokenizer_config.json beside it,
+  /// where there is one, names the BOS and EOS tokens. Throws isomer::Error naming file, field and value.
   static Tokenizer load(const std::filesystem::path& path);
+  /// Whether there is one to load for the model at `path`: its directory has a tokenizer.json, or its GGUF file
+  /// tokens. Throws isomer::Error for a GGUF file that is wrong.
+  static bool is_at(const std::filesystem::path& path);
   /// Parses the text of a tokenizer.json, and of a tokenizer_config.json if given; `source` goes into errors.
   static Tokenizer parse(std::string_view json, std::string_view source = "tokenizer.json",
                          std::string_view config_json = {});
