@@ -1,6 +1,9 @@
 // isomer claims: what papers claim beside what Isomer finds, each verdict computed from runs and dry runs.
 #include "study/claims.h"
 
+#include <unistd.h>
+
+#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -66,10 +69,26 @@ void write_json(const std::string& file, const nlohmann::json& json) {
   if (!out) throw Error(fmt::format("--json {}: can't be written", file));
 }
 
+/// What runs now: a line that is renewed on a terminal; elsewhere a line whenever some seconds have passed.
+class ClaimsProgress {
+ public:
+  void show(const std::string& what) {
+    line_.show(what);
+    const auto now = std::chrono::steady_clock::now();
+    if (isatty(STDERR_FILENO) != 0 || now - last_ < std::chrono::seconds(5)) return;
+    last_ = now;
+    fmt::print(stderr, "isomer claims: {}\n", what);
+  }
+
+ private:
+  Progress line_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 int run_claims(ClaimsReport (*find)(const ClaimsOptions&), const ClaimsArguments& a) {
   ClaimsReport report;
   {
-    Progress progress;
+    ClaimsProgress progress;
     report = find({.only = a.only,
                    .quick = a.quick,
                    .seed = parse_seed(a.seed),

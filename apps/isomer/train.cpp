@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "apps/isomer/commands.h"
 #include "apps/isomer/table.h"
@@ -128,10 +129,25 @@ void check_resume(const CLI::App& command) {
 void complete_settings(TrainArguments& a, const CLI::App& command) {
   a.settings.seq = parse_count("--seq", a.seq, 1, 1 << 24);
   a.settings.seed = parse_seed(a.seed);
+  if (command.count("--layout") > 0 && a.layout.empty()) {
+    invalid_argument("--layout: it is empty; name a layout (laga:2, ring:4, laga:2,dp:2), or leave the option out");
+  }
   if (!a.layout.empty()) a.settings.layout = a.layout;
   AdamWOptions& adamw = a.settings.adamw;
   if (command.count("--warmup") == 0) adamw.warmup_steps = std::min(adamw.warmup_steps, a.settings.steps / 10);
   if (command.count("--min-learning-rate") == 0) adamw.min_learning_rate = adamw.learning_rate / 10;
+}
+
+/// --stop-at lies ahead, within the schedule.
+void check_stop_at(std::int64_t stop_at, std::int64_t at_step, std::int64_t steps) {
+  if (stop_at == 0) return;
+  if (stop_at > steps) {
+    invalid_argument("--stop-at {}: the run's schedule has {} steps; name a step up to {}", stop_at, steps, steps);
+  }
+  if (stop_at <= at_step) {
+    invalid_argument("--stop-at {}: the run is at step {} already; name a later one, up to {}", stop_at, at_step,
+                     steps);
+  }
 }
 
 int run_dry(const TrainArguments& a) {
@@ -154,11 +170,15 @@ int run_train(TrainArguments& a, const CommandLine& command_line, const CLI::App
   const RunDirectory directory(resume ? a.resume : a.out);
   PreparedRun prepared = resume ? prepare_resumed_run(a, directory) : prepare_new_run(a, directory);
   TrainRun& run = prepared.run;
+  check_stop_at(a.stop_at, resume ? directory.latest_step() : 0, run.settings.steps);
   const bool mpi = run.group.backend == Backend::mpi;
   if (mpi && !under_mpirun()) relaunch_under_mpirun(run.group.num_ranks, command_line.argc, command_line.argv);
   const bool at_root = !mpi || mpi_world().rank == 0;
   TrainProgress progress(at_root);
+  std::optional<RunLock> lock;
+  if (resume && at_root) lock.emplace(directory.lock());
   load_data(prepared, directory, progress.line());
+  if (!resume && at_root) lock.emplace(directory.lock());
   const StopOnSignal signals;
   run.stop_at = a.stop_at;
   run.save_every = a.save_every;

@@ -35,12 +35,14 @@ fs::path tokenizer_file(const TrainArguments& a) {
   if ((!a.tokenizer.empty() && fs::is_regular_file(path, code)) || is_gguf_file(path)) return path;
   const fs::path directory = fs::is_directory(path, code) ? path : path.parent_path();
   fs::path file = directory / "tokenizer.json";
-  const bool is_builtin = a.tokenizer.empty() && !fs::exists(path, code);
-  if (is_builtin || !fs::is_regular_file(file, code)) {
-    invalid_argument("--tokenizer: no tokenizer.json {} '{}'; name one, or make one with isomer tokenizer train",
-                     is_builtin ? "comes with" : "in", is_builtin ? path.string() : directory.string());
+  if (fs::is_regular_file(file, code)) return file;
+  if (!a.tokenizer.empty() && !fs::exists(path, code)) {
+    invalid_argument("--tokenizer {}: there is no such file or directory; make one with isomer tokenizer train",
+                     a.tokenizer);
   }
-  return file;
+  const bool is_builtin = a.tokenizer.empty() && !fs::exists(path, code);
+  invalid_argument("--tokenizer: no tokenizer.json {} '{}'; name one, or make one with isomer tokenizer train",
+                   is_builtin ? "comes with" : "in", is_builtin ? path.string() : directory.string());
 }
 
 /// The texts of a tokenizer and of its configuration, which may be empty.
@@ -117,6 +119,10 @@ std::shared_ptr<const Tokenizer> parse_tokenizer(const TrainRun& run, const std:
 void check_data_files(const TrainSettings& settings) {
   std::error_code code;
   const auto check = [&](std::string_view option, const std::string& file) {
+    if (fs::is_directory(file, code)) {
+      invalid_argument("{} {}: it is a directory; name its text files ({}/*.txt), or one token file", option, file,
+                       file);
+    }
     if (!fs::is_regular_file(file, code)) {
       invalid_argument("{} {}: there is no such file; name text files, or one token file", option, file);
     }

@@ -1,6 +1,7 @@
 #include "train/run_directory.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -157,7 +158,7 @@ void RunDirectory::create(const nlohmann::json& settings, const std::function<vo
   check_free();
   fs::path place = fs::absolute(path_).lexically_normal();
   if (!place.has_filename()) place = place.parent_path();
-  const fs::path staging = place.parent_path() / ("." + place.filename().string() + std::string(kUnfinished));
+  const fs::path staging = place.parent_path() / fmt::format(".{}{}", place.filename().string(), kUnfinished);
   std::error_code code;
   fs::remove_all(staging, code);
   fs::create_directories(staging / "checkpoints", code);
@@ -263,23 +264,67 @@ void RunDirectory::prune(int keep) const {
   }
 }
 
-TrainerState RunDirectory::load(RankContext& ctx, Parameters& parameters) const {
-  const auto directory = latest();
-  if (!directory) throw Error(fmt::format("--resume {}: there is no checkpoint in it", path_.string()));
-  const TrainerState state = state_from(*directory / "trainer.json");
-  const Checkpoint moments = Checkpoint::open(*directory / "optimizer.safetensors");
+TrainerState RunDirectory::read(const fs::path& checkpoint, RankContext& ctx, Parameters& parameters) const {
+  const TrainerState state = state_from(checkpoint / "trainer.json");
+  const Checkpoint moments = Checkpoint::open(checkpoint / "optimizer.safetensors");
   for_each_state(parameters, [&](std::string_view prefix, const Tensor& flat) {
     for (const Parameter& p : parameters.list()) {
       read_into(moments, std::string(prefix) + p.name, parameters.view(flat, p));
     }
   });
   // The correction biases are no parameters: they stand, in float32, with the weights.
-  const Checkpoint model = Checkpoint::open(*directory);
+  const Checkpoint model = Checkpoint::open(checkpoint);
   parameters.master_weights.for_each([&](const std::string& name, const Tensor& tensor) {
     if (name.ends_with("e_score_correction_bias")) read_into(model, name, tensor);
   });
   parameters.refresh(ctx);
   return state;
+}
+
+RunDirectory::Loaded RunDirectory::load(RankContext& ctx, Parameters& parameters) const {
+  auto found = checkpoints_in(path_ / "checkpoints");
+  Loaded loaded;
+  for (; !found.empty(); found.pop_back()) {
+    try {
+      loaded.state = read(found.back(), ctx, parameters);
+      return loaded;
+    } catch (const Error& error) {
+      loaded.damaged.push_back({found.back(), error.what()});
+    }
+  }
+  if (loaded.damaged.empty()) throw Error(fmt::format("--resume {}: there is no checkpoint in it", path_.string()));
+  throw Error(loaded.damaged.front().reason);
+}
+
+fs::path RunDirectory::set_aside(const fs::path& checkpoint) const {
+  const fs::path aside = checkpoint.string() + ".damaged";
+  std::error_code code;
+  fs::remove_all(aside, code);
+  rename_over(checkpoint, aside);
+  return aside;
+}
+
+std::int64_t RunDirectory::latest_step() const {
+  const auto newest = latest();
+  return newest ? *step_of(*newest) : 0;
+}
+
+RunLock RunDirectory::lock() const {
+  const fs::path file = path_ / "run.json";
+  const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail(file, errno);
+  if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    ::close(descriptor);
+    if (error != EWOULDBLOCK) fail(file, error);
+    throw Error(
+        fmt::format("{}: another process trains in it; wait for its end, or stop it (Ctrl-C saves)", path_.string()));
+  }
+  return RunLock(descriptor);
+}
+
+RunLock::~RunLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 void RunDirectory::truncate_metrics(std::int64_t step) const {

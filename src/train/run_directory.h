@@ -16,6 +16,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -31,6 +32,27 @@ struct TrainerState {
   double seconds = 0;        // of training, over all parts
   std::string layout;        // it was written under
   int num_ranks = 1;
+};
+
+/// A checkpoint that could not be read, and why.
+struct DamagedCheckpoint {
+  std::filesystem::path path;
+  std::string reason;
+};
+
+/// That nobody else writes to a run: held from RunDirectory::lock to its destruction, or to the end of the process
+/// however it comes.
+class RunLock {
+ public:
+  explicit RunLock(int descriptor) : descriptor_(descriptor) {}
+  RunLock(RunLock&& other) noexcept : descriptor_(other.descriptor_) { other.descriptor_ = -1; }
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+  RunLock& operator=(RunLock&&) = delete;
+  ~RunLock();
+
+ private:
+  int descriptor_;
 };
 
 class RunDirectory {
@@ -58,8 +80,20 @@ class RunDirectory {
   /// isomer::Error.
   void save(const Parameters& parameters, const TrainerState& state, const ModelFiles& files, DType dtype,
             int keep) const;
-  /// Master weights, moments and state of the newest checkpoint. Throws isomer::Error naming what is wrong.
-  TrainerState load(RankContext& ctx, Parameters& parameters) const;
+  struct Loaded {
+    TrainerState state;
+    std::vector<DamagedCheckpoint> damaged;  // newer than the one that was read
+  };
+  /// Master weights, moments and state of the newest checkpoint that can be read. Throws isomer::Error naming what is
+  /// wrong with the newest if none can.
+  Loaded load(RankContext& ctx, Parameters& parameters) const;
+  /// Renames a checkpoint to ….damaged: it is kept, and nothing takes it for a checkpoint. Throws isomer::Error.
+  std::filesystem::path set_aside(const std::filesystem::path& checkpoint) const;
+
+  /// Of the newest checkpoint; 0 before the first.
+  std::int64_t latest_step() const;
+  /// Throws isomer::Error if another process trains here.
+  [[nodiscard]] RunLock lock() const;
 
   /// What a kill between a checkpoint's rename and the end of `save` left undone: links to the newest, old ones and
   /// unfinished ones gone.
@@ -71,6 +105,7 @@ class RunDirectory {
 
  private:
   std::filesystem::path checkpoint_of(std::int64_t step) const;
+  TrainerState read(const std::filesystem::path& checkpoint, RankContext& ctx, Parameters& parameters) const;
   void point_latest_to(const std::filesystem::path& checkpoint) const;
   void link_model_files(const std::filesystem::path& checkpoint) const;
   void prune(int keep) const;

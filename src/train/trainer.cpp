@@ -108,7 +108,10 @@ class TrainRank {
 
   void start() {
     if (run_.resume) {
-      state_ = directory_.load(ctx_, parameters_);
+      const RunDirectory::Loaded loaded = directory_.load(ctx_, parameters_);
+      state_ = loaded.state;
+      ctx_.comm().barrier();  // nobody reads any more what is set aside
+      if (at_root()) set_aside(loaded.damaged);
       if (state_.layout != settings_.layout) {
         say(fmt::format("resumed at step {}: written under {} on {} ranks, going on under {} on {}", state_.step,
                         state_.layout, state_.num_ranks, settings_.layout, ctx_.world_size()));
@@ -129,6 +132,13 @@ class TrainRank {
     }
     if (run_.measure_matrix_rate && !clock_is_virtual(run_.group)) matrix_rate_ = matrix_rate(ctx_, dtype_);
     ctx_.comm().barrier();
+  }
+
+  void set_aside(const std::vector<DamagedCheckpoint>& damaged) const {
+    for (const DamagedCheckpoint& checkpoint : damaged) {
+      const auto aside = directory_.set_aside(checkpoint.path);
+      say(fmt::format("passed over a damaged checkpoint, now {}: {}", aside.string(), checkpoint.reason));
+    }
   }
 
   void begin_step() {

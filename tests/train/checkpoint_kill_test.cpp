@@ -50,7 +50,7 @@ void for_each_entry(const Parameters& parameters, Fn&& fn) {
     RankContext ctx({});
     Parameters parameters(ctx, config, DType::f32);
     TrainerState state;
-    if (directory.latest()) state = directory.load(ctx, parameters);
+    if (directory.latest()) state = directory.load(ctx, parameters).state;
     directory.repair(2);
     for (;;) {
       ++state.step;
@@ -92,7 +92,7 @@ void expect_whole(const fs::path& path, std::int64_t reported) {
   const ModelConfig config = config_from(kLatentModel);
   RankContext ctx({});
   Parameters parameters(ctx, config, DType::f32);
-  const TrainerState state = RunDirectory(path).load(ctx, parameters);
+  const TrainerState state = RunDirectory(path).load(ctx, parameters).state;
   EXPECT_GE(state.step, reported);
   EXPECT_LE(state.step, reported + 1);  // the one that was being saved
   EXPECT_EQ(state.samples, state.step * 3);
@@ -170,7 +170,7 @@ TEST(RunDirectory, RefusesForeignAndBrokenCheckpoints) {
   Parameters parameters(ctx, config_from(kLatentModel), DType::f32);
   EXPECT_THROW(directory.load(ctx, parameters), Error);  // none yet
   directory.save(parameters, {.step = 5}, kFiles, DType::f32, 2);
-  EXPECT_EQ(directory.load(ctx, parameters).step, 5);
+  EXPECT_EQ(directory.load(ctx, parameters).state.step, 5);
   Parameters other(ctx, config_from(testing::kGroupedModel), DType::f32);
   EXPECT_THROW(directory.load(ctx, other), Error);
   const fs::path checkpoint = *directory.latest();
@@ -183,7 +183,7 @@ TEST(RunDirectory, RefusesForeignAndBrokenCheckpoints) {
     EXPECT_THROW(directory.load(ctx, parameters), Error) << text;
   }
   std::ofstream(checkpoint / "trainer.json") << state;
-  EXPECT_EQ(directory.load(ctx, parameters).step, 5);
+  EXPECT_EQ(directory.load(ctx, parameters).state.step, 5);
   fs::resize_file(checkpoint / "optimizer.safetensors", fs::file_size(checkpoint / "optimizer.safetensors") - 4);
   EXPECT_THROW(directory.load(ctx, parameters), Error);
 }

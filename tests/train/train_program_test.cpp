@@ -76,6 +76,11 @@ TEST(TrainProgram, RefusesBadOptionsInOneLine) {
   expect_refusal(f, good("--layout laga:5"), "5 ranks don't divide 24 heads");
   expect_refusal(f, good("--layout laga:2 --ranks 3"), "");
   expect_refusal(f, good("--layout laga:1,dp:3"), "--batch 4: 3 data-parallel replicas don't divide it; take 3 or 6");
+  expect_refusal(f, good("--layout dp:2"),
+                 "layout 'dp:2': dp is an axis beside a scheme, which stands first: explicit:1,dp:2");
+  expect_refusal(f, good("--layout ''"), "--layout: it is empty");
+  expect_refusal(f, good("--steps 5 --stop-at 6"), "--stop-at 6: the run's schedule has 5 steps");
+  expect_refusal(f, good("--tokenizer " + at + "/none"), "none: there is no such file or directory");
   expect_refusal(f, good("--micro-batch 3"), "--micro-batch 3");
   expect_refusal(f, good("--steps 0"), "--steps 0: it takes 1 to");
   expect_refusal(f, good("--steps 5 --warmup 6"), "--warmup 6: it takes 0 to 5");
@@ -101,6 +106,7 @@ TEST(TrainProgram, RefusesBadInputAndLeavesNothingBehind) {
   f.write("short.txt", "too short");
   f.write("empty.txt", "");
   expect_refusal(f, with_data("none.txt"), "none.txt: there is no such file");
+  expect_refusal(f, with_data("tok"), "tok: it is a directory; name its text files");
   expect_refusal(f, with_data("latin.txt"), "latin.txt");
   expect_refusal(f, with_data("short.txt"), "tokens of text for sequences of 24");
   expect_refusal(f, with_data("empty.txt"), "empty.txt");
@@ -172,6 +178,37 @@ TEST(TrainProgram, CtrlCSavesAndEndsCleanly) {
     EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
     EXPECT_EQ(losses_in(f.path() / name).size(), steps + 2);
   }
+}
+
+TEST(TrainProgram, OneProcessTrainsInARun) {
+  const TrainFolder& f = shared_folder();
+  const std::string output = f.at() + "/owner.out";
+  Process owner(words_of(f.train("owned", "--steps 100000 --save-every 1")), output);
+  ASSERT_TRUE(wait_for_lines(f.path() / "owned", 3, owner)) << text_of(output);
+  const auto second = run_isomer(fmt::format("train --resume {}/owned", f.at()));
+  EXPECT_NE(second.exit_code, 0);
+  EXPECT_THAT(second.err, HasSubstr("another process trains in it"));
+  owner.kill(SIGTERM);
+  EXPECT_EQ(owner.wait(), 0) << text_of(output);
+  const auto step = static_cast<std::int64_t>(losses_in(f.path() / "owned").size());
+  const auto behind = run_isomer(fmt::format("train --resume {}/owned --stop-at {}", f.at(), step));
+  EXPECT_THAT(behind.err, HasSubstr(fmt::format("the run is at step {} already", step)));
+}
+
+TEST(TrainProgram, ADamagedCheckpointIsPassedOverForTheOneBefore) {
+  const TrainFolder& f = shared_folder();
+  const fs::path run = f.path() / "damaged";
+  ASSERT_EQ(run_isomer(f.train("damaged", "--steps 6 --save-every 2")).exit_code, 0);
+  const auto expected = losses_in(run);
+  const fs::path newest = run / "checkpoints" / "step-00000006";
+  fs::resize_file(newest / "optimizer.safetensors", fs::file_size(newest / "optimizer.safetensors") - 100);
+  const auto resumed = run_isomer(fmt::format("train --resume {}", run.string()));
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("passed over a damaged checkpoint, now " + newest.string() + ".damaged"));
+  EXPECT_THAT(resumed.out, HasSubstr("resumed at step 4"));
+  EXPECT_TRUE(fs::exists(newest.string() + ".damaged"));
+  EXPECT_TRUE(fs::exists(newest / "optimizer.safetensors"));
+  EXPECT_EQ(losses_in(run), expected);
 }
 
 TEST(TrainProgram, AKilledRunGoesOnAsIfNothingHadHappened) {

@@ -47,6 +47,10 @@ const Entry& entry_of(const Layout& layout, AttentionKind kind) {
   const auto& name = layout.innermost().name;
   const auto& all = entries(kind);
   const auto found = std::find_if(all.begin(), all.end(), [&](const Entry& e) { return e.name == name; });
+  if (found == all.end() && name == "dp") {
+    invalid_argument("layout '{0}': dp is an axis beside a scheme, which stands first: {1}:1,{0}", to_string(layout),
+                     all.front().name);
+  }
   if (found == all.end()) {
     invalid_argument("scheme '{}' is unknown for {} attention; there are: {}", name,
                      kind == AttentionKind::mla ? "latent" : "grouped-query",
