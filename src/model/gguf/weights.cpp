@@ -15,6 +15,7 @@ namespace isomer {
 namespace {
 
 constexpr std::int64_t kMaxHeads = 1 << 16;
+constexpr std::int64_t kMaxExperts = 1 << 16;
 
 struct Rename {
   std::string_view from, to;
@@ -157,6 +158,7 @@ void GgufWeights::add_layer_tensor(const GgufTensor& tensor, std::string_view ar
 
 void GgufWeights::add_experts(const GgufTensor& tensor, const std::string& prefix, const std::string& suffix) {
   if (tensor.shape.size() != 3) wrong(*file_, tensor, "expected three axes: experts, rows, columns");
+  if (tensor.shape[0] > kMaxExperts) wrong(*file_, tensor, fmt::format("expected at most {} experts", kMaxExperts));
   const auto rows = tensor.shape[1];
   for (std::int64_t e = 0; e < tensor.shape[0]; ++e) {
     add(fmt::format("{}{}{}", prefix, e, suffix), {rows, tensor.shape[2]}, tensor, {.first_row = e * rows});
