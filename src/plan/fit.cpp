@@ -20,7 +20,7 @@ struct Row {
 
 std::vector<Row> used_rows(const SampleFamily& family, std::size_t at_most) {
   std::vector<Row> rows;
-  for (const Sample& sample : family.samples) {
+  for (const TimedOperation& sample : family.samples) {
     if (!sample.held_back) rows.push_back({&sample.operation, cost_of(sample.operation), std::log(sample.seconds)});
   }
   if (rows.size() <= at_most) return rows;
@@ -87,7 +87,7 @@ double predicted_seconds(const Curve& curve, const Operation& operation, Rates r
 
 std::vector<double> relative_errors(const Curve& curve, const SampleFamily& family, Rates rates, bool held_back) {
   std::vector<double> errors;
-  for (const Sample& sample : family.samples) {
+  for (const TimedOperation& sample : family.samples) {
     if (sample.held_back != held_back) continue;
     errors.push_back(std::fabs(predicted_seconds(curve, sample.operation, rates) / sample.seconds - 1));
   }
@@ -102,7 +102,7 @@ Curve fit_curve(const SampleFamily& family, Rates rates) {
                      rows.size(), kFewestRows);
   }
   if (is_collective(curve.kind)) {
-    for (const Sample& sample : family.samples) {
+    for (const TimedOperation& sample : family.samples) {
       curve.max_devices = std::max(curve.max_devices, sample.operation.devices);
     }
   }

@@ -30,7 +30,7 @@ std::vector<SurfacePlan> plan_for(OperationKind kind) {
 /// Knots from the smallest to the largest value, `step` apart or a little closer.
 Axis axis_over(const SampleFamily& family, const AxisPlan& plan) {
   double low = INFINITY, high = -INFINITY;
-  for (const Sample& sample : family.samples) {
+  for (const TimedOperation& sample : family.samples) {
     const double value =
         features_of(sample.operation, cost_of(sample.operation))[static_cast<std::size_t>(plan.feature)];
     low = std::fmin(low, value);

@@ -35,7 +35,7 @@ std::string shape_of(const Operation& o) {
 
 std::vector<Miss> worst_of(const Curve& curve, const SampleFamily& family, Rates rates, std::size_t count) {
   std::vector<Miss> misses;
-  for (const Sample& sample : family.samples) {
+  for (const TimedOperation& sample : family.samples) {
     if (!sample.held_back) continue;
     misses.push_back({predicted_seconds(curve, sample.operation, rates) / sample.seconds, sample.seconds,
                       sample.held_back, shape_of(sample.operation)});
@@ -54,7 +54,7 @@ std::vector<Curve> fit_all(const Hardware& hardware, const SampleFamilies& famil
   std::vector<Curve> curves;
   for (const auto& [label, family] : families) {
     const auto used = std::count_if(family.samples.begin(), family.samples.end(),
-                                    [](const Sample& sample) { return !sample.held_back; });
+                                    [](const TimedOperation& sample) { return !sample.held_back; });
     if (used < kFewestRows) {
       if (skipped != nullptr) skipped->push_back(label);
       continue;
@@ -101,12 +101,12 @@ std::vector<Validation> extrapolate(const Hardware& hardware, const SampleFamili
   std::vector<Validation> result;
   for (const auto& [label, family] : families) {
     std::int64_t largest = 0;
-    for (const Sample& sample : family.samples) largest = std::max(largest, reach_of(sample.operation));
+    for (const TimedOperation& sample : family.samples) largest = std::max(largest, reach_of(sample.operation));
     const std::int64_t limit = largest / (is_collective(family.curve.kind) ? 2 : 4);
     SampleFamily split = family;
-    for (Sample& sample : split.samples) sample.held_back = reach_of(sample.operation) > limit;
+    for (TimedOperation& sample : split.samples) sample.held_back = reach_of(sample.operation) > limit;
     const auto used = std::count_if(split.samples.begin(), split.samples.end(),
-                                    [](const Sample& sample) { return !sample.held_back; });
+                                    [](const TimedOperation& sample) { return !sample.held_back; });
     if (largest == 0 || used < kFewestRows) continue;
     const Rates rates = rates_of(hardware, family.curve);
     const Curve curve = fit_curve(split, rates);

@@ -22,7 +22,7 @@ struct Equation {
 
 std::vector<Equation> equations(const Curve& curve, const SampleFamily& family, Rates rates) {
   std::vector<Equation> rows;
-  for (const Sample& sample : family.samples) {
+  for (const TimedOperation& sample : family.samples) {
     if (sample.held_back) continue;
     const OpCost cost = cost_of(sample.operation);
     const Features features = features_of(sample.operation, cost);

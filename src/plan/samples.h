@@ -10,7 +10,7 @@
 
 namespace isomer {
 
-struct Sample {
+struct TimedOperation {
   Operation operation;
   double seconds = 0;
   bool held_back = false;  // not fitted to; a fifth of the shapes, chosen by a hash of the shape
@@ -19,7 +19,7 @@ struct Sample {
 /// Samples that one curve describes. `curve` has the identity (kind, precisions, variant, load) and no coefficients.
 struct SampleFamily {
   Curve curve;
-  std::vector<Sample> samples;
+  std::vector<TimedOperation> samples;
 };
 /// By Curve::label().
 using SampleFamilies = std::map<std::string, SampleFamily>;

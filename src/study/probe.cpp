@@ -25,7 +25,7 @@ double best_rate(const SampleFamilies& families, OperationKind kind, Precision p
   double best = 0;
   for (const auto& [label, family] : families) {
     if (family.curve.kind != kind || family.curve.compute != precision) continue;
-    for (const Sample& sample : family.samples) {
+    for (const TimedOperation& sample : family.samples) {
       const OpCost cost = cost_of(sample.operation);
       best = std::fmax(best, (is_collective(kind) ? cost.bytes_written : cost.flops) / sample.seconds);
     }
@@ -37,7 +37,7 @@ double shortest(const SampleFamilies& families, OperationKind kind) {
   double best = INFINITY;
   for (const auto& [label, family] : families) {
     if (family.curve.kind != kind) continue;
-    for (const Sample& sample : family.samples) best = std::fmin(best, sample.seconds);
+    for (const TimedOperation& sample : family.samples) best = std::fmin(best, sample.seconds);
   }
   return best;
 }

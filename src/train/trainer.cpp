@@ -12,7 +12,7 @@
 #include "cost/op_cost.h"
 #include "kernels/dispatch.h"
 #include "kernels/matmul.h"
-#include "train/expert_load.h"
+#include "train/expert_loads.h"
 
 namespace isomer {
 
@@ -337,7 +337,7 @@ class TrainRank {
   Parameters parameters_;
   LanguageModel model_;
   TrainerState state_;
-  ExpertLoad loads_;                          // of this step
+  ExpertLoads loads_;                          // of this step
   TrainAccount account_;                      // of the last step
   std::vector<std::int64_t> tokens_;          // of this rank in the global batch, where routing is traced
   std::map<std::int64_t, Routing> replayed_;  // by layer

@@ -76,7 +76,7 @@ TEST(Fit, RowsHeldBackTakeNoPart) {
   SampleFamily family = synthetic(truth(), [](std::size_t i) { return 1 + 0.1 * std::sin(static_cast<double>(i)); });
   const auto before = curve_json(fit_curve(family, kRates));
   std::int64_t held = 0;
-  for (Sample& sample : family.samples) {
+  for (TimedOperation& sample : family.samples) {
     if (!sample.held_back) continue;
     ++held;
     sample.seconds *= 3;
@@ -168,7 +168,7 @@ TEST_F(UserTable, ReadsOperations) {
       load_table(write("operation,compute,storage,m,n,k,devices,bytes,seconds\r\n"
                        "gemm,fp8,fp8,4,8,16,,,1e-5\r\nall_reduce,bf16,bf16,,,,8,1e6,2e-5\r\n"));
   ASSERT_EQ(families.size(), 2u);
-  const Sample& product = families.at("gemm fp8").samples.front();
+  const TimedOperation& product = families.at("gemm fp8").samples.front();
   EXPECT_EQ(product.operation.n, 8);
   EXPECT_EQ(product.seconds, 1e-5);
   EXPECT_EQ(families.at("all_reduce bf16").samples.front().operation.devices, 8);

@@ -18,7 +18,7 @@ TEST(Probe, CollectivesOfEveryKindAreTimedOnBothSidesOfTheSplit) {
     EXPECT_EQ(family.samples.size(), 15u) << label;
     double largest = 0;
     std::set<double> bytes;
-    for (const Sample& sample : family.samples) {
+    for (const TimedOperation& sample : family.samples) {
       EXPECT_GT(sample.seconds, 0);
       EXPECT_LT(sample.seconds, 10);
       EXPECT_EQ(sample.operation.devices, 2);

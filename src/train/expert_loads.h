@@ -11,9 +11,9 @@
 
 namespace isomer {
 
-class ExpertLoad {
+class ExpertLoads {
  public:
-  explicit ExpertLoad(const ModelConfig& config)
+  explicit ExpertLoads(const ModelConfig& config)
       : num_layers_(config.num_hidden_layers), num_experts_(config.moe.n_routed_experts) {}
 
   /// Zero, for a new step.

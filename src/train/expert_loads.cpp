@@ -1,4 +1,4 @@
-#include "train/expert_load.h"
+#include "train/expert_loads.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,12 +8,12 @@
 
 namespace isomer {
 
-void ExpertLoad::count(std::int64_t layer, const Routing& routing) {
+void ExpertLoads::count(std::int64_t layer, const Routing& routing) {
   const std::int64_t first = layer * num_experts_;
   for (const std::int32_t expert : routing.experts) loads_[static_cast<std::size_t>(first + expert)] += 1;
 }
 
-void ExpertLoad::sum_over_ranks(RankContext& ctx) {
+void ExpertLoads::sum_over_ranks(RankContext& ctx) {
   if (loads_.empty() || ctx.world_size() == 1) return;
   const PhaseScope phase(ctx, Phase::gradient_sync);
   const Tensor sum =
@@ -23,7 +23,7 @@ void ExpertLoad::sum_over_ranks(RankContext& ctx) {
   if (!ctx.dry_run()) std::memcpy(loads_.data(), sum.raw(), loads_.size() * sizeof(double));
 }
 
-void ExpertLoad::update_correction_biases(const ModelWeights& weights, double rate) const {
+void ExpertLoads::update_correction_biases(const ModelWeights& weights, double rate) const {
   for (std::int64_t l = 0; l < num_layers_; ++l) {
     const Tensor bias = weights.layers[static_cast<std::size_t>(l)].moe.e_score_correction_bias;
     if (!bias) continue;
@@ -36,7 +36,7 @@ void ExpertLoad::update_correction_biases(const ModelWeights& weights, double ra
   }
 }
 
-double ExpertLoad::largest() const {
+double ExpertLoads::largest() const {
   double largest = 0;
   const auto experts = static_cast<std::ptrdiff_t>(num_experts_);
   for (auto begin = loads_.begin(); begin != loads_.end(); begin += experts) {
