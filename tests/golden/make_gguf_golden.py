@@ -26,7 +26,8 @@ def byte_alphabet():
 def tokenizer():
     """SmolLM's kind: three control tokens, one that users add, the bytes, and what the merges make."""
     merges = ["Ġ t", "h e", "Ġt he", "i n", "1 2", "' s"]
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "[user]", *byte_alphabet().values()]
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "[user]"]
+    tokens += [character for byte, character in byte_alphabet().items() if byte != 4]  # as SmolLM's, which lacks some
     tokens += [merge.replace(" ", "") for merge in merges]
     return {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": tokens,

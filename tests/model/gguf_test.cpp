@@ -205,6 +205,8 @@ TEST(GgufTokenizer, CutsAndMergesAsSmolLm) {
   EXPECT_EQ(tokens_of("it's"), (Tokens{"i", "t", "'s"}));
   EXPECT_EQ(tokens_of("a12"), (Tokens{"a", "1", "2"}));  // digits stand alone, so that this merge never happens
   EXPECT_EQ(tokens_of("<|im_start|>x<|im_end|>[user]"), (Tokens{"<|im_start|>", "x", "<|im_end|>", "[user]"}));
+  EXPECT_EQ(tokens_of("t\4he\4"), (Tokens{"t", "he"}));  // no token for byte 4: passed over
+  EXPECT_EQ(tokens_of("\4"), Tokens{});
   EXPECT_EQ(tokenizer.bos_id(), 1);
   EXPECT_EQ(tokenizer.eos_id(), 2);
   EXPECT_TRUE(tokenizer.is_special(0));
