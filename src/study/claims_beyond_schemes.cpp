@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "study/claims_beyond.h"
+#include "study/claims_priced_blocks.h"
 #include "study/link_study.h"
 #include "study/recordings.h"
 
@@ -150,6 +151,7 @@ Claim beyond_latent_schemes(ClaimRuns& runs) {
       100 * up_projection_flops(laga) / all_flops(laga), 100 * up_projection_flops(gather) / all_flops(gather));
   claim.evidence = {table_of(runs)};
   for (EvidenceTable& table : tables_of_times(runs)) claim.evidence.push_back(std::move(table));
+  claim.evidence.push_back(priced_blocks("h100", {8, 16, 64}, {16384, 131072, 1048576}));
   return claim;
 }
 

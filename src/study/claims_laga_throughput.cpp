@@ -5,6 +5,7 @@
 #include <map>
 
 #include "study/claims_laga.h"
+#include "study/claims_priced_blocks.h"
 #include "study/link_study.h"
 #include "study/recordings.h"
 
@@ -244,6 +245,9 @@ Claim laga_throughput(ClaimRuns& runs) {
       gains.one_link_agrees ? "One of the links tried gives the published range at SP=16 for every S"
                             : "None of the links tried gives the published range at SP=16 for every S");
   claim.evidence = {table_of_times(times, recorded), table_of_crossovers(times)};
+  for (const char* hardware : {"h100", "a100"}) {
+    claim.evidence.push_back(priced_blocks(hardware, {8, 16}, {4096, 8192, 16384, 32768}));
+  }
   return claim;
 }
 
