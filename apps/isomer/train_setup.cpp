@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/isomer/units.h"
-#include "model/gguf/tokenizer.h"
+#include "model/gguf.h"
 #include "model/json_text.h"
 #include "sharding/sequence_layout.h"
 
@@ -43,12 +43,6 @@ fs::path tokenizer_file(const TrainArguments& a) {
   const bool is_builtin = a.tokenizer.empty() && !fs::exists(path, code);
   invalid_argument("--tokenizer: no tokenizer.json {} '{}'; name one, or make one with isomer tokenizer train",
                    is_builtin ? "comes with" : "in", is_builtin ? path.string() : directory.string());
-}
-
-/// The texts of a tokenizer and of its configuration, which may be empty.
-GgufTokenizer tokenizer_texts(const fs::path& file) {
-  if (is_gguf_file(file)) return gguf_tokenizer(GgufFile(file).header());
-  return {.json = text_if_there(file), .config_json = text_if_there(file.parent_path() / "tokenizer_config.json")};
 }
 
 /// The configuration as a checkpoint has it: with the dtype that its weights are in.
@@ -166,7 +160,7 @@ PreparedRun prepare_new_run(const TrainArguments& a, const RunDirectory& directo
   TrainRun& run = prepared.run;
   run.save_weights = true;
   const fs::path file = tokenizer_file(a);
-  const GgufTokenizer texts = tokenizer_texts(file);
+  const TokenizerTexts texts = Tokenizer::texts_at(file);
   run.files = {.config_json = checkpoint_config(run.settings),
                .tokenizer_json = texts.json,
                .tokenizer_config_json = texts.config_json};

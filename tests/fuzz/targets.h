@@ -88,7 +88,7 @@ inline bool gguf(const std::uint8_t* data, std::size_t size) {
     const GgufFile file(memory.path());
     may_refuse([&] { parse_model_config(parse_json(gguf_config_json(file), "fuzz"), "fuzz"); });
     may_refuse([&] {
-      const GgufTokenizer texts = gguf_tokenizer(file.header());
+      const TokenizerTexts texts = gguf_tokenizer(file.header());
       Tokenizer::parse(texts.json, "fuzz", texts.config_json).encode("the 12 caf\u00e9 <|im_end|>");
     });
     read_everything(Checkpoint::open(memory.path()));

@@ -67,7 +67,9 @@ class GgufModel : public testing::TestWithParam<std::string> {};
 TEST_P(GgufModel, HasTheTensorsOfACheckpoint) {
   const Checkpoint checkpoint = Checkpoint::open(golden_path(GetParam()));
   const auto golden = golden::read_golden_file("gguf/" + GetParam());
-  std::vector<std::string> names(checkpoint.names().begin(), checkpoint.names().end()), expected;
+  const std::vector<std::string_view> listed = checkpoint.names();
+  const std::vector<std::string> names(listed.begin(), listed.end());
+  std::vector<std::string> expected;
   for (const auto& [name, tensor] : golden.tensors) expected.push_back(name);
   EXPECT_EQ(names, expected);
   for (const auto& [name, tensor] : golden.tensors) {

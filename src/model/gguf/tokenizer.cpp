@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "model/json_text.h"
-#include "model/tokenizer.h"
 #include "model/tokenizer/pretokenizer.h"
 
 namespace isomer {
@@ -163,7 +162,7 @@ std::string config_json(const GgufHeader& header) {
 
 }  // namespace
 
-GgufTokenizer gguf_tokenizer(const GgufHeader& header) {
+TokenizerTexts gguf_tokenizer(const GgufHeader& header) {
   constexpr const char* kModelKey = "tokenizer.ggml.model";
   const std::string& model = header.text(kModelKey);
   if (model != "gpt2") {
