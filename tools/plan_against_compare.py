@@ -80,7 +80,7 @@ def print_table(arguments):
                 case = ["--model", arguments.model, "--seq", seq, "--dtype", dtype]
                 predicted = run_json([arguments.isomer, "plan", "block", "--hardware", arguments.hardware, *case,
                                       "--schemes", ";".join(layouts)])
-                times = measured(arguments, [*case, "--ranks", ranks], layouts)
+                times = measured(arguments, [*case, "--ranks", ranks, "--threads", "1"], layouts)
                 for block in predicted["blocks"]:
                     if block["layout"] not in times:
                         continue

@@ -30,6 +30,7 @@ constexpr std::int64_t kMaxRows = std::int64_t{1} << 33;
 /// The options as typed.
 struct CompareArguments {
   std::string model = "tiny-mla", schemes = "all", seq = "1024", batch = "1", first_position = "0", dtype = "f32";
+  int threads = 0;
   std::string attention = "fused", backend = "threads", link, memory = "lean", json_file, dump_dir, text_file;
   std::int64_t layer = 0;
   int ranks = 0;
@@ -95,6 +96,7 @@ CompareOptions options_of(const CompareArguments& a, ModelConfig config) {
     invalid_argument("--seq {} × --batch {}: more than {} tokens", options.problem.seq, options.problem.batch,
                      kMaxRows);
   }
+  options.group.threads_per_rank = a.threads;
   if (!a.link.empty()) options.group.link = parse_link(a.link);
   options.seed = parse_seed(a.seed);
   return options;
@@ -300,6 +302,7 @@ void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code)
   command->add_option("--backend", a->backend, "threads of this process, or processes under Open MPI")
       ->check(CLI::IsMember({"threads", "mpi"}))
       ->capture_default_str();
+  command->add_option("--threads", a->threads, "a rank; default: a share of the cores")->check(CLI::Range(0, 1024));
   command->add_option("--link", a->link, "emulated link, LATENCY,BANDWIDTH a rank (5us,2GB/s)");
   command->add_option("--memory", a->memory, "when temporaries go")
       ->check(CLI::IsMember({"lean", "framework-eager"}))

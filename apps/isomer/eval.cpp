@@ -9,6 +9,8 @@ void add_eval(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("eval", "measure a model on held-out text, and baselines beside it");
   command->require_subcommand(1);
   add_eval_perplexity(*command, exit_code);
+  add_eval_heads(*command, exit_code);
+  add_eval_kl(*command, exit_code);
   add_eval_ngram(*command, exit_code);
 }
 

@@ -47,6 +47,7 @@ int main(int argc, char** argv) {
   isomer::add_compare(app, {argc, argv}, exit_code);
   isomer::add_train(app, {argc, argv}, exit_code);
   isomer::add_eval(app, exit_code);
+  isomer::add_convert(app, exit_code);
   isomer::add_claims(app, exit_code);
   isomer::add_inspect(app, exit_code);
   isomer::add_tokenizer(app, exit_code);

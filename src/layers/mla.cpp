@@ -59,6 +59,7 @@ Tensor project_latent(RankContext& ctx, const AttentionLayer& layer, const Tenso
     add_bias(ctx, "kv_a bias", w.kv_a_bias.slice(0, 0, d), c);
     add_bias(ctx, "kv_a bias", w.kv_a_bias.slice(0, d, r), k_pe);
   }
+  ctx.observe("c", c);
   if (config.kv_a_layernorm) {
     saved.rstd_kv = row_statistics(ctx, "rstd kv_a", MemoryClass::saved, x_norm);
     rms_norm_forward(ctx, "kv_a_layernorm", c, w.kv_a_layernorm, ModelConfig::kInnerNormEps,

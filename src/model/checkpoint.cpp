@@ -230,6 +230,14 @@ const MappedFile& Checkpoint::mapped(const Entry& entry) const {
 
 const fs::path& Checkpoint::file_of(std::string_view name) const { return mapped(entry(name)).path(); }
 
+std::string_view Checkpoint::bytes(std::string_view name) const {
+  const Entry& found = entry(name);
+  if (gguf_) complain(found, "its rows are dequantised, and permuted, as they are read: there are no bytes of it");
+  const MappedFile& file = mapped(found);
+  file.check_size();
+  return {file.data() + found.info->begin, static_cast<std::size_t>(found.info->bytes)};
+}
+
 Tensor Checkpoint::view(const Entry& entry) const {
   const auto& file = files_[entry.file].file();
   const char* data = file->data() + entry.info->begin;

@@ -41,6 +41,7 @@ class Checkpoint {
   const std::filesystem::path& path() const { return path_; }
   /// Sorted by name.
   std::vector<std::string_view> names() const;
+  bool is_gguf() const { return gguf_ != nullptr; }
   bool contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
   /// Throws isomer::Error if there is no such tensor.
   const TensorInfo& info(std::string_view name) const;
@@ -54,6 +55,9 @@ class Checkpoint {
   /// tensor, as always from GGUF. FP8 takes "<name>_scale_inv" with it, float32 [⌈rows/128⌉, ⌈columns/128⌉]. Throws
   /// isomer::Error for integers, an FP8 tensor without its scales, and a slice outside the tensor.
   Tensor read(std::string_view name, DType dtype, const TensorSlice& slice = {}) const;
+
+  /// The tensor's bytes as they stand in the file, valid as long as this checkpoint. Throws isomer::Error for GGUF.
+  std::string_view bytes(std::string_view name) const;
 
   /// Rows in any order, repeats allowed: [row_ids.size(), columns], always a new tensor.
   Tensor read_rows(std::string_view name, std::span<const std::int64_t> row_ids, DType dtype) const;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -82,6 +83,15 @@ struct TensorSource {
   DType dtype = DType::f32;
   Shape shape;
   std::function<Tensor()> make;
+  /// Instead of `make`, elements of any file's type as they stand: copied bit for bit, `dtype` is not looked at.
+  struct Raw {
+    FileDType dtype = FileDType::f32;
+    std::function<std::string_view()> bytes;
+  };
+  std::optional<Raw> raw = std::nullopt;
+
+  FileDType file_dtype() const { return raw ? raw->dtype : file_dtype_of(dtype); }
+  std::int64_t num_bytes() const { return num_elements(shape) * size_of(file_dtype()); }
 };
 /// A source of a tensor that stands already (any strides).
 TensorSource tensor_source(std::string name, Tensor tensor);

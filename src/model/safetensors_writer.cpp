@@ -80,9 +80,9 @@ std::string header_text(const std::vector<const TensorSource*>& tensors, const S
   header["__metadata__"].emplace("format", "pt");  // transformers refuses files without
   std::int64_t offset = 0;
   for (const auto* tensor : tensors) {
-    const auto end = offset + num_elements(tensor->shape) * size_of(tensor->dtype);
+    const auto end = offset + tensor->num_bytes();
     header[tensor->name] = {
-        {"dtype", name_of(file_dtype_of(tensor->dtype))}, {"shape", tensor->shape}, {"data_offsets", {offset, end}}};
+        {"dtype", name_of(tensor->file_dtype())}, {"shape", tensor->shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text;
@@ -116,11 +116,20 @@ void write_elements(TemporaryFile& file, const Tensor& tensor) {
 
 void write_tensors(TemporaryFile& file, std::vector<const TensorSource*> tensors, const SafetensorsMetadata& metadata) {
   // Wide elements first, so that every tensor is aligned to its own.
-  std::stable_sort(tensors.begin(), tensors.end(),
-                   [](const TensorSource* a, const TensorSource* b) { return size_of(a->dtype) > size_of(b->dtype); });
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSource* a, const TensorSource* b) {
+    return size_of(a->file_dtype()) > size_of(b->file_dtype());
+  });
   const std::string header = header_text(tensors, metadata);
   file.write(header.data(), static_cast<std::int64_t>(header.size()));
   for (const auto* source : tensors) {
+    if (source->raw) {
+      const std::string_view bytes = source->raw->bytes();
+      const auto size = static_cast<std::int64_t>(bytes.size());
+      ISOMER_CHECK(size == source->num_bytes(), "'{}': {} bytes were announced as {}", source->name, size,
+                   source->num_bytes());
+      file.write(bytes.data(), size);
+      continue;
+    }
     const Tensor tensor = source->make();
     ISOMER_CHECK(tensor.dtype() == source->dtype && tensor.shape() == source->shape,
                  "'{}': {} {} was announced as {} {}", source->name, name_of(tensor.dtype()), to_string(tensor.shape()),
@@ -135,7 +144,7 @@ std::vector<std::vector<const TensorSource*>> split(const std::vector<TensorSour
   std::vector<std::vector<const TensorSource*>> shards(1);
   std::int64_t bytes = 0;
   for (const auto& tensor : tensors) {
-    const auto size = num_elements(tensor.shape) * size_of(tensor.dtype);
+    const auto size = tensor.num_bytes();
     if (!shards.back().empty() && bytes + size > limit) {
       shards.emplace_back();
       bytes = 0;
@@ -168,7 +177,7 @@ std::string index_text(const std::vector<std::vector<const TensorSource*>>& shar
   for (std::size_t i = 0; i < shards.size(); ++i) {
     for (const auto* tensor : shards[i]) {
       weight_map[tensor->name] = shard_name(i, shards.size());
-      total += num_elements(tensor->shape) * size_of(tensor->dtype);
+      total += tensor->num_bytes();
     }
   }
   return nlohmann::json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}.dump(2) + "\n";

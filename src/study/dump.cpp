@@ -65,6 +65,7 @@ N / P holds parts g and 2G−1−g, its ranks deal them out in order, and "by he
 | tensor | shape |
 |---|---|
 | q, latent | [T, h, n+r], [T, d+r]: the rank's own tokens, rope applied |
+| c | [T, d]: the latent before kv_a_layernorm |
 | q / k / v / k_nope by heads | [S·batch, h/P, n+r, n or v]: after the all-to-all |
 | latent gathered | [S·batch, d+r]: after the all-gather |
 | core q, core k, core v, core q rope, core k rope | what enters attention; k and v of one head are shared by all |

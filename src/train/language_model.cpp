@@ -177,6 +177,13 @@ std::vector<double> LanguageModel::token_losses(RankContext& ctx, const ModelWei
   return head_token_losses(ctx, {options_.config, weights.norm, weights.lm_head}, x, rows.targets);
 }
 
+Tensor LanguageModel::logits(RankContext& ctx, const ModelWeights& weights, std::span<const Sample> samples) {
+  const Rows rows = rows_of(ctx, samples);
+  const Tensor x = layers_forward(ctx, weights, rows, nullptr);
+  const PhaseScope phase(ctx, Phase::forward);
+  return head_logits(ctx, {options_.config, weights.norm, weights.lm_head}, x);
+}
+
 Tensor LanguageModel::gradient_of(const Parameters& parameters, const std::string& name) const {
   return parameters.view(parameters.gradient, parameters.find(name));
 }

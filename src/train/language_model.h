@@ -49,6 +49,9 @@ class LanguageModel {
   /// −ln p of each of this rank's targets (0 where there is none), [count(rank)·batch] in the order of its rows.
   std::vector<double> token_losses(RankContext& ctx, const ModelWeights& weights, std::span<const Sample> samples);
 
+  /// The logits of this rank's rows, [count(rank)·batch, V] float32: for few or short samples, they stand whole.
+  Tensor logits(RankContext& ctx, const ModelWeights& weights, std::span<const Sample> samples);
+
   /// Sums parameters.gradient over all ranks of all replicas. Phase gradient_sync.
   void sync_gradients(RankContext& ctx, const Parameters& parameters) const;
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the fuzzers: corpus/{safetensors,config,tokenizer_json,gguf}/{good,bad}-*. Deterministic; run it after adding one."""
+"""Writes the seeds of the fuzzers: corpus/{safetensors,config,tokenizer_json,gguf,tpla_side}/{good,bad}-*. Deterministic; run it after adding one."""
 
 import json
 import struct
@@ -259,8 +259,67 @@ def gguf_seeds():
                                               ("blk.0.attn_v_b.weight", 1, [4, 3, 1], x(24))])
 
 
+def tpla_side_seeds():
+    """tpla.json, a zero byte, tpla.safetensors, of the model in targets.h: 1 layer, 2 heads, d 4, r 2."""
+    doubles = lambda *values: struct.pack(f"<{len(values)}d", *values)
+    base = {"format": "isomer-tpla", "version": 1, "isomer": "0.1", "transform": "pca", "shards": 2, "shared_columns": 0,
+            "rms": "sliced", "kappa": "lsq", "seed": 1, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "kv_lora_rank": 4, "qk_rope_head_dim": 2, "weights_hash": "0" * 16, "scalars_hash": "f" * 16,
+            "calibration": {"files": [{"name": "a.txt", "bytes": 9, "hash": "0" * 16}], "window": 4, "tokens": 8}}
+    values = {"kappa": ([2, 2], (1, 0.5, -2, 3)), "rms_scale": ([2], (1.5, 3)), "shares": ([2], (0.75, 0.25)),
+              "moments": ([4], (3, 2, 1, 0))}
+
+    def scalars(dtype="F64", **changes):
+        header, data = {}, b""
+        for name, (shape, numbers) in {**values, **changes}.items():
+            part = doubles(*numbers)
+            header["layers.0." + name] = tensor(dtype, shape, len(data), len(data) + len(part))
+            data += part
+        return file(header, data)
+
+    both = lambda side, numbers: json.dumps(side).encode() + b"\0" + numbers
+    with_ = lambda **changes: both({**base, **changes}, scalars())
+    g = lambda count: {"kappa": ([2, count], (1,) * 2 * count), "rms_scale": ([count], (1,) * count),
+                       "shares": ([count], (1 / count,) * count)}
+    yield "good-two", with_()
+    yield "good-one", both({**base, "shards": 1}, scalars(**g(1)))
+    yield "good-four-none", both({**base, "shards": 4, "transform": "none", "rms": "exact"}, scalars(**g(4)))
+    yield "good-shared", with_(shared_columns=2, transform="query-aware", kappa="inverse-share")
+    yield "good-all-shared", with_(shared_columns=4, transform="hadamard", calibration={"files": [], "window": 1, "tokens": 1})
+    yield "bad-nothing", b""
+    yield "bad-array", b"[]\0" + scalars()
+    yield "bad-nested", b'{"format":' + b"[" * 3000
+    yield "bad-format", with_(format="isomer")
+    yield "bad-version", with_(version=2)
+    yield "bad-shards-three", with_(shards=3)
+    yield "bad-shards-zero", with_(shards=0)
+    yield "bad-shards-huge", with_(shards=2**31)
+    yield "bad-shared-columns", with_(shared_columns=5)
+    yield "bad-shared-negative", with_(shared_columns=-2)
+    yield "bad-shared-huge", with_(shared_columns=2**63)
+    yield "bad-transform", with_(transform="svd")
+    yield "bad-rms", with_(rms=1)
+    yield "bad-kappa", with_(kappa="two")
+    yield "bad-layers", with_(num_hidden_layers=2)
+    yield "bad-rank", with_(kv_lora_rank=8)
+    yield "bad-seed", with_(seed=-1)
+    yield "bad-hash", with_(weights_hash="0" * 15 + "g")
+    yield "bad-calibration", with_(calibration=[])
+    yield "bad-calibration-tokens", with_(calibration={"files": [], "window": 4, "tokens": 0})
+    yield "bad-calibration-file", with_(calibration={"files": [{"name": 1}], "window": 4, "tokens": 4})
+    yield "bad-no-scalars", json.dumps(base).encode()
+    yield "bad-scalars-truncated", both(base, scalars()[:-1])
+    yield "bad-scalars-dtype", both(base, scalars("I64"))
+    yield "bad-kappa-shape", both(base, scalars(kappa=([4], (1, 1, 1, 1))))
+    yield "bad-kappa-nan", both(base, scalars(kappa=([2, 2], (1, float("nan"), 1, 1))))
+    yield "bad-rms-scale-zero", both(base, scalars(rms_scale=([2], (1, 0))))
+    yield "bad-share-above-one", both(base, scalars(shares=([2], (1.5, 0))))
+    yield "bad-moment-infinite", both(base, scalars(moments=([4], (1, float("inf"), 0, 0))))
+    yield "bad-extra", both(base, scalars(extra=([1], (1,))))
+
+
 for folder, seeds in (("gguf", gguf_seeds()), ("safetensors", safetensors_seeds()), ("config", config_seeds()),
-                      ("tokenizer_json", tokenizer_json_seeds())):
+                      ("tokenizer_json", tokenizer_json_seeds()), ("tpla_side", tpla_side_seeds())):
     (HERE / "corpus" / folder).mkdir(parents=True, exist_ok=True)
     for name, content in seeds:
         (HERE / "corpus" / folder / name).write_bytes(content)

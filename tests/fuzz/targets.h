@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "convert/side_file.h"
 #include "core/error.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
@@ -124,6 +126,29 @@ inline bool tokenizer_json(const std::uint8_t* data, std::size_t size) {
       for (const std::int32_t id : ids) ISOMER_CHECK(tokenizer.token_of(id).has_value(), "no token {}", id);
       tokenizer.decode(ids);
     } catch (const Error&) {}
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// tpla.json, a zero byte, tpla.safetensors, of a small model. True if both were accepted.
+inline bool tpla_side(const std::uint8_t* data, std::size_t size) {
+  constexpr std::string_view kModel =
+      R"({"model_type":"deepseek_v2","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":1,
+          "num_attention_heads":2,"kv_lora_rank":4,"qk_nope_head_dim":4,"qk_rope_head_dim":2,"v_head_dim":4,
+          "q_lora_rank":null,"max_position_embeddings":16,"rms_norm_eps":1e-6})";
+  static const ModelConfig model = parse_model_config(parse_json(kModel, "model"), "model");
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  const std::size_t end = std::min(bytes.find('\0'), bytes.size());
+  try {
+    const TplaSideFile side = parse_tpla_json(bytes.substr(0, end), model, "fuzz");
+    check_tpla_options(side.options, model);
+    const std::string_view scalars = bytes.substr(std::min(end + 1, bytes.size()));
+    const MemoryFile file(scalars.data(), scalars.size());
+    const std::vector<TplaLayer> layers = read_tpla_scalars(file.path(), model, side.options);
+    ISOMER_CHECK(layers.size() == 1 && std::ssize(layers[0].kappa) == 2 * side.options.num_shards, "{} layers",
+                 layers.size());
     return true;
   } catch (const Error&) {
     return false;

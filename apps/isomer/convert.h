@@ -1,0 +1,10 @@
+// The subcommands of isomer convert, one file each.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace isomer {
+
+void add_convert_tpla(CLI::App& convert, int& exit_code);
+
+}  // namespace isomer
