@@ -32,7 +32,7 @@ using nlohmann::json;
 struct ConvertArguments {
   std::string model, out, tokenizer, json_file;
   std::string transform = "pca", rms = "exact", kappa = "one";
-  std::string shared_columns = "0", tokens = "64K", window, held_out = "8", seed = "1";
+  std::string shared_columns = "0", tokens = "64K", window, held_out = "8", seed = "1", align = "0";
   std::vector<std::string> calibrate;
   int shards = 2, threads = 0;
   bool lossy = false;
@@ -55,6 +55,7 @@ TplaConversion conversion_of(const ConvertArguments& a, const std::string& model
                    .window = a.window.empty() ? 0 : parse_count("--window", a.window, 1, kMost),
                    .held_out_windows = parse_count("--held-out", a.held_out, 1, kMost),
                    .seed = parse_seed(a.seed)};
+  c.alignment.steps = parse_count("--align", a.align, 0, 1 << 20);
   for (const std::string& path : a.calibrate) c.files.push_back(describe_calibration_file(path));
   c.num_threads = threads_per_rank({.num_ranks = 1, .threads_per_rank = a.threads});
   c.progress = [&progress](const std::string& what, std::int64_t done, std::int64_t all) {
@@ -90,7 +91,19 @@ void print_report(const ConvertArguments& a, const TplaConversion& c, const Tpla
   fmt::print(
       "{}\nwhat a shard sees in decode (not exact but for one shard, or all columns shared); means over heads:\n{}",
       table.text(), head_table(report.heads, c.options, false));
+  for (std::size_t layer = 0; layer < result.aligned.size(); ++layer) {
+    fmt::print("{}layer {}: error of the sharded output {:.5f} of its square before, {:.5f} after\n",
+               layer == 0 ? "aligned: whole attention is no longer the original's\n" : "", layer,
+               result.aligned[layer].before, result.aligned[layer].after);
+  }
   if (result.dequantised > 0) fmt::print("{} FP8 tensors are written as BF16\n", result.dequantised);
+}
+
+/// [{before, after}] by layer.
+json alignment_json(const TplaConversionResult& result) {
+  json layers = json::array();
+  for (const AlignedLayer& layer : result.aligned) layers.push_back({{"before", layer.before}, {"after", layer.after}});
+  return layers;
 }
 
 json report_json(const ConvertArguments& a, const TplaConversion& c, const TplaConversionResult& result,
@@ -110,6 +123,8 @@ json report_json(const ConvertArguments& a, const TplaConversion& c, const TplaC
        {"calibration", {{"files", files}, {"window", result.side.window}, {"tokens", result.side.calibration_tokens}}},
        {"weights_hash", fmt::format("{:016x}", result.side.weights_hash)},
        {"fp8_dequantised", result.dequantised},
+       {"align_steps", result.side.align_steps},
+       {"alignment", alignment_json(result)},
        {"report",
         {{"tokens", l.num_tokens},
          {"largest_logit_difference", l.largest},
@@ -164,6 +179,8 @@ void add_convert_tpla(CLI::App& convert, int& exit_code) {
   command->add_option("--calibration-tokens", a->tokens, "at most")->capture_default_str();
   command->add_option("--window", a->window, "tokens read at once; default 512, or what the model takes");
   command->add_option("--held-out", a->held_out, "windows that the report is of, at most")->capture_default_str();
+  command->add_option("--align", a->align, "steps that kv_b of a layer is trained for; 0: the rewrite stays exact")
+      ->capture_default_str();
   command->add_option("--seed", a->seed, "which windows; hadamard's signs")->capture_default_str();
   command->add_option("--tokenizer", a->tokenizer, "tokenizer.json or its directory; default: the model's");
   command->add_option("--threads", a->threads, "default: the cores")->check(CLI::Range(0, 1024));

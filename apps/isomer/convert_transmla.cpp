@@ -80,7 +80,7 @@ void print_report(const TransMlaArguments& a, const TransMlaConversion& c, const
   fmt::print("{}cached: elements a token and layer. KL in nats a token, original from converted.\n", table.text());
   if (result.aligned.empty()) return;
   double before = 0, after = 0;
-  for (const AlignedLayer& layer : result.aligned) {
+  for (const AlignedBlock& layer : result.aligned) {
     before += layer.error_before;
     after += layer.error_after;
   }
@@ -106,7 +106,7 @@ json report_json(const TransMlaArguments& a, const TransMlaConversion& c, const 
                      {"top1_agreement", share(l.top1_agreements, l.num_tokens)},
                      {"largest_logit_difference", l.largest}});
   }
-  for (const AlignedLayer& layer : result.aligned) {
+  for (const AlignedBlock& layer : result.aligned) {
     aligned.push_back(
         {{"error_before", layer.error_before}, {"error_after", layer.error_after}, {"steps", layer.steps}});
   }

@@ -2,230 +2,310 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "comm/group.h"
-#include "convert/layer_inputs.h"
+#include "convert/observed_forward.h"
 #include "core/error.h"
-#include "core/record.h"
-#include "parallel/sequence/scheme.h"
+#include "kernels/attention.h"
+#include "kernels/elementwise.h"
+#include "kernels/matmul.h"
+#include "layers/mla.h"
 #include "train/adamw.h"
-#include "train/parameters.h"
 
 namespace isomer {
 
 namespace {
 
-constexpr std::int64_t kMostSteps = 100'000;
+/// [T, h, w] → [h, T, w].
+Tensor by_head(const Tensor& t) { return t.transpose(0, 1); }
 
-/// One attention block on one rank.
-class Block {
+/// A window of one layer.
+struct Window {
+  Tensor q;                  // [T, h, n + r]
+  std::vector<Tensor> keys;  // of each shard, [T, 1, m + w + r]: shared columns, own ones, rope
+  Tensor whole;              // [T, 1, d + r]
+  std::vector<TokenRun> runs;
+  Tensor target;    // [T, D]: W_o A*
+  double norm = 0;  // Σ target²
+};
+
+/// Rows [T, 1, …] normed by all columns (rms_scale 0), or by the shared and own ones, as a shard does.
+Tensor keys_of(const ModelConfig& config, const ObservedLayer& seen, TplaRange shared, TplaRange own,
+               double rms_scale) {
+  const std::int64_t d = config.kv_lora_rank, r = config.qk_rope_head_dim, width = shared.count + own.count + r;
+  const auto tokens = static_cast<std::int64_t>(seen.c.size()) / d;
+  Tensor keys = Tensor::unrecorded("keys", DType::f32, {tokens, 1, width});
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const double* c = seen.c.data() + t * d;
+    double local = 0, whole = 0;
+    for (std::int64_t j = 0; j < d; ++j) {
+      whole += c[j] * c[j];
+      if (j < shared.end() || (j >= own.begin && j < own.end())) local += c[j] * c[j];
+    }
+    const double mean = (rms_scale > 0 ? rms_scale * local : whole) / static_cast<double>(d);
+    const double scale = config.kv_a_layernorm ? 1 / std::sqrt(mean + ModelConfig::kInnerNormEps) : 1;
+    float* row = keys.data<float>() + t * width;
+    for (std::int64_t j = 0; j < shared.count; ++j) *row++ = static_cast<float>(c[j] * scale);
+    for (std::int64_t j = own.begin; j < own.end(); ++j) *row++ = static_cast<float>(c[j] * scale);
+    for (std::int64_t j = 0; j < r; ++j) *row++ = static_cast<float>(seen.k_pe[static_cast<std::size_t>(t * r + j)]);
+  }
+  return keys;
+}
+
+Window window_of(const ModelConfig& config, const TplaOptions& options, const TplaLayer& scalars,
+                 const ObservedLayer& seen, std::span<const std::int32_t> segments) {
+  const std::int64_t d = config.kv_lora_rank, tokens = static_cast<std::int64_t>(seen.c.size()) / d;
+  Window window;
+  window.q = Tensor::unrecorded("q", DType::f32, {tokens, config.num_attention_heads, config.qk_head_dim()});
+  std::transform(seen.q.begin(), seen.q.end(), window.q.data<float>(), [](double x) { return static_cast<float>(x); });
+  for (int i = 0; i < options.num_shards; ++i) {
+    const bool sliced = options.rms == TplaRms::sliced;
+    window.keys.push_back(keys_of(config, seen, options.shared(), options.shard(i, d),
+                                  sliced ? scalars.rms_scale[static_cast<std::size_t>(i)] : 0));
+  }
+  window.whole = keys_of(config, seen, {}, {0, d}, 0);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    if (t == 0 || segments[static_cast<std::size_t>(t)] != segments[static_cast<std::size_t>(t - 1)]) {
+      window.runs.push_back({.row = t, .position = t, .segment = segments[static_cast<std::size_t>(t)]});
+    }
+    ++window.runs.back().length;
+  }
+  return window;
+}
+
+/// What a set of keys is: which columns, which of them give values, and κ of its own columns.
+struct ShardView {
+  const Tensor& keys;
+  TplaRange shared, own;
+  const std::vector<double>* kappa = nullptr;  // [h, g]; null: 1
+  std::size_t shard = 0, num_shards = 1;
+  bool sums_shared = true;
+};
+
+/// One layer's attention over shards, forward and backward.
+class LayerAligner {
  public:
-  Block(RankContext& ctx, const ModelConfig& config, std::int64_t seq)
-      : ctx_(ctx),
-        config_(config),
-        layout_(parse_layout("explicit:1")),
-        scheme_(make_sequence_scheme(layout_, config)),
-        tokens_(token_shards_of(layout_, seq, 1)),
-        groups_(make_sequence_groups(ctx, layout_)),
-        rope_(make_rope_rows(ctx, config, DType::f32, 0, tokens_.positions(0), 1, seq)) {}
+  LayerAligner(RankContext& ctx, const ModelConfig& config, const TplaOptions& options, const TplaLayer& scalars,
+               const Tensor& o_proj)
+      : ctx_(ctx), config_(config), options_(options), scalars_(scalars), o_proj_(o_proj) {}
 
-  SequenceScheme::Forward forward(const AttentionWeights& weights, const Sample& sample, const Tensor& x) const {
-    return scheme_->forward(ctx_, block(weights, sample), copy_of(x));
-  }
-  SequenceScheme::Backward backward(const AttentionWeights& weights, const Sample& sample,
-                                    SequenceScheme::Forward forward, Tensor dy) const {
-    return scheme_->backward(ctx_, block(weights, sample), std::move(forward.saved), std::move(dy));
-  }
+  void set_target(Window& window, const Tensor& kv_b) const;
+  /// The loss of a window; adds its gradient to `gradient` [h(n + v), d] where that is defined.
+  double loss(const Window& window, const Tensor& kv_b, const Tensor& gradient) const;
 
  private:
-  SequenceBlock block(const AttentionWeights& weights, const Sample& sample) const {
-    std::vector<std::int64_t> begins;
-    for (std::size_t s = 0; s < sample.segments.size(); ++s) {
-      if (s == 0 || sample.segments[s] != sample.segments[s - 1]) begins.push_back(static_cast<std::int64_t>(s));
-    }
-    return {.layer = {config_, weights, rope_}, .tokens = tokens_, .groups = groups_, .document_starts = {begins}};
+  struct Pass {
+    AttentionInputs in;
+    Tensor out, lse;
+  };
+  std::vector<ShardView> views_of(const Window& window) const;
+  Pass forward(const Window& window, const ShardView& view, const Tensor& kv_b, const Tensor& attention) const;
+  void backward(const Window& window, const ShardView& view, const Pass& pass, const Tensor& kv_b,
+                const Tensor& dattention, const Tensor& gradient) const;
+  void scale_own(const ShardView& view, const Tensor& columns) const;
+  UpProjectionViews views(const Tensor& kv_b) const {
+    return up_projection_views(config_, kv_b, {0, config_.num_attention_heads});
   }
-  /// The schemes free their input where they may.
-  Tensor copy_of(const Tensor& x) const {
-    Tensor copy = ctx_.empty("x", MemoryClass::saved, DType::f32, x.shape());
-    std::memcpy(copy.raw(), x.raw(), static_cast<std::size_t>(x.nbytes()));
-    return copy;
+  Tensor empty(std::string_view name, Shape shape) const {
+    return ctx_.empty(name, MemoryClass::workspace, DType::f32, std::move(shape));
   }
+  Tensor output_of(const Tensor& attention) const;
 
   RankContext& ctx_;
   const ModelConfig& config_;
-  Layout layout_;
-  std::unique_ptr<SequenceScheme> scheme_;
-  TokenShards tokens_;
-  SequenceGroups groups_;
-  RopeRows rope_;
+  const TplaOptions& options_;
+  const TplaLayer& scalars_;
+  const Tensor& o_proj_;
 };
 
-/// The block as the only layer of a model whose other tensors are next to nothing, for the optimiser's buffers.
-ModelConfig one_layer_config(const ModelConfig& config) {
-  ModelConfig one = config;
-  one.num_hidden_layers = 1;
-  one.vocab_size = one.intermediate_size = 1;
-  one.tie_word_embeddings = true;
-  one.moe = {};
-  return one;
+std::vector<ShardView> LayerAligner::views_of(const Window& window) const {
+  std::vector<ShardView> result;
+  for (std::size_t i = 0; i < window.keys.size(); ++i) {
+    const TplaRange own = options_.shard(static_cast<int>(i), config_.kv_lora_rank);
+    if (own.count == 0 && i > 0) continue;  // all columns are shared: the first shard has said it all
+    result.push_back({window.keys[i], options_.shared(), own, &scalars_.kappa, i, window.keys.size(), i == 0});
+  }
+  return result;
 }
 
-Tensor detached(const Tensor& tensor) {
-  Tensor copy = Tensor::unrecorded("aligned", tensor.dtype(), tensor.shape());
-  std::memcpy(copy.raw(), tensor.raw(), static_cast<std::size_t>(tensor.nbytes()));
-  return copy;
+/// columns [T, h, w] times κ of their head.
+void LayerAligner::scale_own(const ShardView& view, const Tensor& columns) const {
+  if (view.kappa == nullptr || columns.size(2) == 0) return;
+  for (std::int64_t head = 0; head < columns.size(1); ++head) {
+    const double kappa = (*view.kappa)[static_cast<std::size_t>(head) * view.num_shards + view.shard];
+    const Tensor part = columns.select(1, head);
+    if (kappa != 1) scaled_sum(ctx_, "κ", part, Tensor(), kappa, part);
+  }
 }
 
-/// Alignment of one layer; inputs and targets by window.
-class LayerAlignment {
- public:
-  LayerAlignment(RankContext& ctx, const Block& block, const ModelConfig& config, const AttentionWeights& weights,
-                 std::span<const Sample> samples)
-      : ctx_(ctx), block_(block), parameters_(ctx, one_layer_config(config), DType::f32), samples_(samples) {
-    ModelWeights start = initial_model_weights(one_layer_config(config), 1, DType::f32);
-    start.layers[0].attention = weights;
-    parameters_.set(start);
+/// Adds the values of one set of keys to `attention` [T, h, v].
+LayerAligner::Pass LayerAligner::forward(const Window& window, const ShardView& view, const Tensor& kv_b,
+                                         const Tensor& attention) const {
+  const std::int64_t n = config_.qk_nope_head_dim, r = config_.qk_rope_head_dim, m = view.shared.count;
+  const std::int64_t w = view.own.count, tokens = window.q.size(0), h = window.q.size(1);
+  const UpProjectionViews up = views(kv_b);
+  const Tensor q_nope = by_head(window.q.slice(2, 0, n)), queries = empty("queries", {tokens, h, m + w + r});
+  const auto absorb = [&](TplaRange columns, std::int64_t to) {
+    if (columns.count == 0) return;
+    matmul(ctx_, "absorb q", q_nope, up.w_uk.slice(2, columns.begin, columns.count),
+           by_head(queries.slice(2, to, columns.count)));
+  };
+  absorb(view.shared, 0);
+  absorb(view.own, m);
+  scale_own(view, queries.slice(2, m, w));
+  if (r > 0) copy(ctx_, "q_pe", window.q.slice(2, n, r), queries.slice(2, m + w, r));
+  Pass pass{.in = {.q = queries, .k = view.keys, .v = view.keys.slice(2, 0, m + w)}};
+  pass.in.query_runs = pass.in.key_runs = window.runs;
+  pass.in.scale = softmax_scale(config_);
+  pass.out = empty("o", {tokens, h, m + w});
+  pass.lse = empty("lse", {h, tokens});
+  fused_attention_forward(ctx_, pass.in, pass.out, pass.lse);
+  const auto add_values = [&](TplaRange columns, std::int64_t from) {
+    if (columns.count == 0) return;
+    matmul(ctx_, "W_UV o", by_head(pass.out.slice(2, from, columns.count)),
+           up.w_uv.slice(2, columns.begin, columns.count).transpose(1, 2), by_head(attention), true);
+  };
+  add_values(view.own, m);
+  if (view.sums_shared) add_values(view.shared, 0);
+  return pass;
+}
+
+void LayerAligner::backward(const Window& window, const ShardView& view, const Pass& pass, const Tensor& kv_b,
+                            const Tensor& dattention, const Tensor& gradient) const {
+  const std::int64_t n = config_.qk_nope_head_dim, m = view.shared.count, w = view.own.count;
+  const UpProjectionViews up = views(kv_b), dup = views(gradient);
+  const Tensor dout = ctx_.zeros("d o", MemoryClass::workspace, DType::f32, pass.out.shape());
+  const auto values = [&](TplaRange columns, std::int64_t at) {
+    if (columns.count == 0) return;
+    const Tensor o = by_head(pass.out.slice(2, at, columns.count));
+    matmul(ctx_, "d o", by_head(dattention), up.w_uv.slice(2, columns.begin, columns.count),
+           by_head(dout.slice(2, at, columns.count)));
+    matmul(ctx_, "d W_UV", by_head(dattention).transpose(1, 2), o, dup.w_uv.slice(2, columns.begin, columns.count),
+           true);
+  };
+  values(view.own, m);
+  if (view.sums_shared) values(view.shared, 0);
+  const Tensor dq = empty("d q", pass.in.q.shape()), dk = empty("d k", pass.in.k.shape()),
+               dv = empty("d v", pass.in.v.shape());
+  fused_attention_backward(ctx_, pass.in, pass.out, pass.lse, dout, {.dq = dq, .dk = dk, .dv = dv});
+  scale_own(view, dq.slice(2, m, w));
+  const Tensor q_nope = by_head(window.q.slice(2, 0, n)).transpose(1, 2);
+  const auto absorbed = [&](TplaRange columns, std::int64_t at) {
+    if (columns.count == 0) return;
+    matmul(ctx_, "d W_UK", q_nope, by_head(dq.slice(2, at, columns.count)),
+           dup.w_uk.slice(2, columns.begin, columns.count), true);
+  };
+  absorbed(view.shared, 0);
+  absorbed(view.own, m);
+}
+
+/// [T, D].
+Tensor LayerAligner::output_of(const Tensor& attention) const {
+  const Tensor y = empty("y", {attention.size(0), config_.hidden_size});
+  matmul(ctx_, "o_proj", attention.flatten(1, 2), o_proj_.transpose(0, 1), y);
+  return y;
+}
+
+void LayerAligner::set_target(Window& window, const Tensor& kv_b) const {
+  const Shape shape = {window.q.size(0), window.q.size(1), config_.v_head_dim};
+  const Tensor attention = ctx_.zeros("attention", MemoryClass::workspace, DType::f32, shape);
+  forward(window, {.keys = window.whole, .own = {0, config_.kv_lora_rank}}, kv_b, attention);
+  window.target = output_of(attention);
+  for (std::int64_t i = 0; i < window.target.numel(); ++i) {
+    window.norm += std::pow(static_cast<double>(window.target.data<float>()[i]), 2);
   }
+  window.whole = Tensor();
+}
 
-  std::vector<Tensor> inputs, targets;  // [T, D] each
-
-  const AttentionWeights& weights() const { return parameters_.weights.layers[0].attention; }
-
-  /// The relative squared error over all windows.
-  double error() const {
-    double difference = 0, size = 0;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      clear();
-      const Tensor y = block_.forward(weights(), samples_[i], inputs[i]).y;
-      add_errors(y, i, difference, size);
+double LayerAligner::loss(const Window& window, const Tensor& kv_b, const Tensor& gradient) const {
+  const Shape shape = {window.q.size(0), window.q.size(1), config_.v_head_dim};
+  const Tensor attention = ctx_.zeros("attention", MemoryClass::workspace, DType::f32, shape);
+  const std::vector<ShardView> shards = views_of(window);
+  std::vector<Pass> passes;
+  for (const ShardView& view : shards) passes.push_back(forward(window, view, kv_b, attention));
+  const Tensor y = output_of(attention);
+  double sum = 0;
+  for (std::int64_t i = 0; i < y.numel(); ++i) {
+    const double difference = static_cast<double>(y.data<float>()[i]) - window.target.data<float>()[i];
+    sum += difference * difference;
+    y.data<float>()[i] = static_cast<float>(2 * difference / window.norm);
+  }
+  if (gradient) {
+    const Tensor dattention = empty("d attention", shape);
+    matmul(ctx_, "d attention", y, o_proj_, dattention.flatten(1, 2));
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      backward(window, shards[i], passes[i], kv_b, dattention, gradient);
     }
-    return difference / size;
   }
+  return sum / window.norm;
+}
 
-  void step(std::int64_t number, std::int64_t total, double learning_rate_of_all) {
-    clear();
-    const std::size_t i = static_cast<std::size_t>(number) % inputs.size();
-    SequenceScheme::Forward forward = block_.forward(weights(), samples_[i], inputs[i]);
-    double difference = 0, size = 0;
-    add_errors(forward.y, i, difference, size);
-    Tensor dy = ctx_.empty("dy", MemoryClass::workspace, DType::f32, forward.y.shape());
-    const auto scale = static_cast<float>(2 / size);
-    for (std::int64_t k = 0; k < dy.numel(); ++k) {
-      dy.data<float>()[k] = scale * (forward.y.data<float>()[k] - targets[i].data<float>()[k]);
-    }
-    const auto backward = block_.backward(weights(), samples_[i], std::move(forward), std::move(dy));
-    std::memset(parameters_.gradient.raw(), 0, static_cast<std::size_t>(parameters_.gradient.nbytes()));
-    backward.gradients.tensors.for_each([&](std::string_view name, const Tensor& gradient) {
-      if (name == "input_layernorm.weight") return;  // the original's, and stays so
-      const Parameter& parameter = parameters_.find(fmt::format("model.layers.0.{}", name));
-      const Tensor to = parameters_.view(parameters_.gradient, parameter);
-      ISOMER_CHECK(to.shape() == gradient.shape() && gradient.is_contiguous(), "{}", name);
-      std::memcpy(to.raw(), gradient.raw(), static_cast<std::size_t>(gradient.nbytes()));
-    });
-    const AdamWOptions options{.learning_rate = learning_rate_of_all,
-                               .min_learning_rate = learning_rate_of_all / 20,
-                               .warmup_steps = std::min<std::int64_t>(10, total / 10),
-                               .weight_decay = 0};
-    adamw_step(ctx_, parameters_, options, number, learning_rate(options, number, total),
-               gradient_norm(ctx_, parameters_));
+/// A model of nothing but this layer's attention, so that the optimiser of training holds kv_b.
+ModelConfig one_layer(ModelConfig config) {
+  config.num_hidden_layers = 1;
+  config.vocab_size = 1;
+  config.moe = {};
+  config.intermediate_size = 1;
+  config.tie_word_embeddings = true;
+  return config;
+}
+
+AlignedLayer train_layer(RankContext& ctx, const ModelConfig& config, const LayerAligner& aligner,
+                         std::vector<Window>& windows, const std::vector<double>& kv_b,
+                         const AlignmentOptions& alignment) {
+  const ModelConfig single = one_layer(config);
+  ModelWeights start = initial_model_weights(single, 1, DType::f32);
+  float* values = start.layers[0].attention.kv_b_proj.data<float>();
+  double squares = 0;
+  for (std::size_t i = 0; i < kv_b.size(); ++i) {
+    values[i] = static_cast<float>(kv_b[i]);
+    squares += kv_b[i] * kv_b[i];
   }
-
-  void clear() const {
-    ctx_.ledger().clear();
-    ctx_.ops().clear();
-    ctx_.heartbeat().fetch_add(1, std::memory_order_relaxed);
+  Parameters parameters(ctx, single, DType::f32);
+  parameters.set(start);
+  const Tensor weight = parameters.weights.layers[0].attention.kv_b_proj;
+  const Tensor gradient =
+      parameters.view(parameters.gradient, parameters.find("model.layers.0.self_attn.kv_b_proj.weight"));
+  for (Window& window : windows) aligner.set_target(window, weight);
+  AdamWOptions adamw{.weight_decay = 0, .clip_norm = 0};
+  adamw.learning_rate = alignment.learning_rate * std::sqrt(squares / static_cast<double>(kv_b.size()));
+  adamw.min_learning_rate = adamw.learning_rate / 10;
+  adamw.warmup_steps = std::min<std::int64_t>(10, alignment.steps / 4);
+  const std::size_t trained = std::max<std::size_t>(1, windows.size() - 1);
+  AlignedLayer result{.before = aligner.loss(windows.back(), weight, Tensor())};
+  for (std::int64_t step = 0; step < alignment.steps; ++step) {
+    std::fill_n(parameters.gradient.data<float>(), parameters.gradient.numel(), 0.0f);
+    aligner.loss(windows[static_cast<std::size_t>(step) % trained], weight, gradient);
+    adamw_step(ctx, parameters, adamw, step, learning_rate(adamw, step, alignment.steps), 0);
+    ctx.ledger().clear();
+    ctx.ops().clear();
   }
-
- private:
-  void add_errors(const Tensor& y, std::size_t i, double& difference, double& size) const {
-    const float* target = targets[i].data<float>();
-    const float* x = inputs[i].data<float>();
-    for (std::int64_t k = 0; k < y.numel(); ++k) {
-      const double error = static_cast<double>(y.data<float>()[k]) - static_cast<double>(target[k]);
-      const double wanted = static_cast<double>(target[k]) - static_cast<double>(x[k]);
-      difference += error * error;
-      size += wanted * wanted;
-    }
-  }
-
-  RankContext& ctx_;
-  const Block& block_;
-  Parameters parameters_;
-  std::span<const Sample> samples_;
-};
-
-/// inputs[layer][sample].
-std::vector<std::vector<Tensor>> inputs_of(const ModelRef& original, std::span<const Sample> samples, int num_threads) {
-  std::vector<std::vector<Tensor>> inputs(original.weights.layers.size());
-  observe_layer_inputs(original.config, original.weights, samples, num_threads,
-                       [&](std::int64_t, std::int64_t layer, const Tensor& x) {
-                         inputs[static_cast<std::size_t>(layer)].push_back(detached(x));
-                       });
-  return inputs;
+  result.after = aligner.loss(windows.back(), weight, Tensor());
+  result.kv_b = widened(weight);
+  return result;
 }
 
 }  // namespace
 
-void check_align_options(const AlignOptions& options) {
-  if (!(options.minutes >= 0) || !std::isfinite(options.minutes)) {
-    invalid_argument("--align-minutes {}: expected 0 or more", options.minutes);
-  }
-  if (options.steps < 0 || options.steps > kMostSteps) {
-    invalid_argument("--align-steps {}: expected 0 to {}", options.steps, kMostSteps);
-  }
-  if (options.steps > 0 && options.minutes > 0) invalid_argument("--align-steps and --align-minutes: give one of them");
-  if (options.tokens < 1) invalid_argument("--align-tokens {}: at least 1", options.tokens);
-  if (!(options.learning_rate > 0 && options.learning_rate <= 1)) {
-    invalid_argument("--align-rate {}: expected more than 0, at most 1", options.learning_rate);
-  }
-}
-
-std::vector<AlignedLayer> align_layers(const ModelRef& original, const ModelConfig& config, ModelWeights& converted,
-                                       std::span<const Sample> samples, const AlignOptions& options, int num_threads,
-                                       const ConversionProgress& progress) {
-  const auto seq = static_cast<std::int64_t>(samples.front().ids.size());
-  samples = samples.first(
-      std::min<std::size_t>(samples.size(), static_cast<std::size_t>(std::max<std::int64_t>(1, options.tokens / seq))));
-  std::vector<std::vector<Tensor>> inputs = inputs_of(original, samples, num_threads);
-  const std::int64_t num_layers = config.num_hidden_layers;
+std::vector<AlignedLayer> align_layers(const ModelConfig& config, const ModelWeights& weights,
+                                       const TplaOptions& options, std::span<const ShardedLayer> layers,
+                                       std::span<const Sample> samples, const AlignmentOptions& alignment,
+                                       int num_threads, const ConversionProgress& progress) {
+  const auto taken = samples.first(std::min(samples.size(), static_cast<std::size_t>(alignment.windows)));
+  std::vector<std::vector<Window>> windows(layers.size());
+  observe_forward(config, weights, taken, num_threads, [&](ObservedLayer&& seen) {
+    const auto at = static_cast<std::size_t>(seen.layer);
+    if (!layers[at].rotation.empty()) rotate_latents(config, layers[at].rotation, num_threads, seen.c);
+    windows[at].push_back(
+        window_of(config, options, layers[at].scalars, seen, taken[static_cast<std::size_t>(seen.sample)].segments));
+  });
   std::vector<AlignedLayer> result;
   run_group({.num_ranks = 1, .threads_per_rank = num_threads}, [&](RankContext& ctx) {
-    const Block teacher(ctx, original.config, seq), student(ctx, config, seq);
-    std::int64_t steps = options.steps;
-    for (std::size_t l = 0; l < inputs.size(); ++l) {
-      if (progress) progress("aligning: layer", static_cast<std::int64_t>(l), num_layers);
-      LayerAlignment layer(ctx, student, config, converted.layers[l].attention, samples);
-      layer.inputs = std::move(inputs[l]);
-      for (std::size_t i = 0; i < samples.size(); ++i) {
-        layer.clear();
-        layer.targets.push_back(
-            detached(teacher.forward(original.weights.layers[l].attention, samples[i], layer.inputs[i]).y));
-      }
-      AlignedLayer report{.error_before = layer.error()};
-      if (steps == 0) {
-        // What the budget buys, by the time of the first layer's first steps, which are thrown away.
-        LayerAlignment trial(ctx, student, config, converted.layers[l].attention, samples);
-        trial.inputs = layer.inputs;
-        trial.targets = layer.targets;
-        constexpr int kTrialSteps = 4;
-        const double begin = wall_clock_s();
-        for (int i = 0; i < kTrialSteps; ++i) trial.step(i, kTrialSteps, options.learning_rate);
-        const double each = (wall_clock_s() - begin) / kTrialSteps;
-        steps = std::clamp<std::int64_t>(
-            static_cast<std::int64_t>(options.minutes * 60 / static_cast<double>(num_layers) / each), 1, kMostSteps);
-      }
-      for (std::int64_t i = 0; i < steps; ++i) layer.step(i, steps, options.learning_rate);
-      report.error_after = layer.error();
-      report.steps = steps;
-      if (report.error_after < report.error_before) {  // else the conversion's own weights stay
-        AttentionWeights aligned = layer.weights();
-        aligned.for_each([](std::string_view, Tensor& tensor) { tensor = detached(tensor); });
-        aligned.input_layernorm = converted.layers[l].attention.input_layernorm;
-        converted.layers[l].attention = aligned;
-      }
-      result.push_back(report);
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      if (progress) progress("aligning: layer", static_cast<std::int64_t>(l), std::ssize(layers));
+      const LayerAligner aligner(ctx, config, options, layers[l].scalars, weights.layers[l].attention.o_proj);
+      result.push_back(train_layer(ctx, config, aligner, windows[l], layers[l].kv_b, alignment));
+      windows[l].clear();
     }
   });
   return result;

@@ -1,5 +1,10 @@
-// Layer-wise alignment: each attention block of a converted model is trained to give what the original's block gives on
-// the original's own inputs. The training code's schemes and AdamW; norms, FFN, embedding and head stay as they are.
+// Layer-wise alignment (claims T11): kv_b of a rewritten layer, trained until its sharded attention gives what the
+// whole attention gave. Every layer by itself, on the inputs that the original model gives it, with AdamW:
+//
+//   loss = Σ ‖W_o A − W_o A*‖² / Σ ‖W_o A*‖²,   A* whole attention with kv_b as rewritten, A the shards' with kv_b
+//   trained
+//
+// Whole attention with the trained kv_b is then another function than the original model: a lossy step.
 #pragma once
 
 #include <cstdint>
@@ -7,29 +12,29 @@
 #include <vector>
 
 #include "convert/calibration.h"
-#include "convert/compare_logits.h"
+#include "model/config.h"
 #include "model/model_weights.h"
+#include "model/tpla.h"
+#include "train/batches.h"
 
 namespace isomer {
 
-struct AlignOptions {
-  double minutes = 0;          // for all layers together; how many steps fit is measured on the first one
-  std::int64_t steps = 0;      // a layer, instead of minutes: the same result whatever the machine's speed
-  std::int64_t tokens = 8192;  // of the calibration text, at most
-  double learning_rate = 1e-3;
+struct AlignmentOptions {
+  std::int64_t steps = 0;       // a layer and window each; 0: none
+  std::int64_t windows = 16;    // of the calibration text, at most; one of them is held out
+  double learning_rate = 0.01;  // times the root mean square of kv_b; a cosine to a tenth of it
 };
-/// Throws std::invalid_argument naming parameter and value.
-void check_align_options(const AlignOptions& options);
 
-/// ‖block(x) − original block(x)‖² / ‖original block(x) − x‖², over all its tokens.
 struct AlignedLayer {
-  double error_before = 0, error_after = 0;
-  std::int64_t steps = 0;
+  std::vector<double> kv_b;      // [h(n + v), d]
+  double before = 0, after = 0;  // the loss on the window held out (on the only one, where there is one)
 };
 
-/// Replaces the attention weights of `converted`, whose configuration is `config`. All float32.
-std::vector<AlignedLayer> align_layers(const ModelRef& original, const ModelConfig& config, ModelWeights& converted,
-                                       std::span<const Sample> samples, const AlignOptions& options, int num_threads,
-                                       const ConversionProgress& progress);
+/// By layer; `weights` are the original model's in float32, `layers` its rewritten ones with their rotations. Memory:
+/// queries and keys of the windows, of all layers, in float32. The same bits whatever `num_threads`.
+std::vector<AlignedLayer> align_layers(const ModelConfig& config, const ModelWeights& weights,
+                                       const TplaOptions& options, std::span<const ShardedLayer> layers,
+                                       std::span<const Sample> samples, const AlignmentOptions& alignment,
+                                       int num_threads, const ConversionProgress& progress);
 
 }  // namespace isomer

@@ -90,8 +90,9 @@ void add_layer(const ModelConfig& config, ObservedLayer&& seen, int num_threads,
   sums.num_tokens += tokens;
 }
 
-/// c·U, in place.
-void rotate(const ModelConfig& config, const Values& u, int num_threads, Values& c) {
+}  // namespace
+
+void rotate_latents(const ModelConfig& config, const std::vector<double>& u, int num_threads, std::vector<double>& c) {
   const std::int64_t d = config.kv_lora_rank;
   Values rotated(c.size());
   reference::gemm_tiled({.m = static_cast<std::int64_t>(c.size()) / d,
@@ -106,8 +107,6 @@ void rotate(const ModelConfig& config, const Values& u, int num_threads, Values&
                         num_threads);
   c = std::move(rotated);
 }
-
-}  // namespace
 
 CalibrationWindows calibration_windows(const TokenDataset& text, const ModelConfig& config,
                                        const CalibrationOptions& options) {
@@ -164,7 +163,7 @@ std::vector<HeadSums> measure_shards(const ModelConfig& config, const ModelWeigh
     if (progress && seen.layer == 0) {
       progress("measuring heads: window", seen.sample, static_cast<std::int64_t>(samples.size()));
     }
-    if (!layers[at].rotation.empty()) rotate(config, layers[at].rotation, num_threads, seen.c);
+    if (!layers[at].rotation.empty()) rotate_latents(config, layers[at].rotation, num_threads, seen.c);
     meters[at].add({.q = std::move(seen.q),
                     .c = std::move(seen.c),
                     .k_pe = std::move(seen.k_pe),

@@ -42,6 +42,9 @@ std::vector<LayerMoments> collect_moments(const ModelConfig& config, const Model
                                           std::span<const Sample> samples, int num_threads,
                                           const ConversionProgress& progress);
 
+/// Latent rows c [T, d] become c·U, in place. The same bits whatever `num_threads`.
+void rotate_latents(const ModelConfig& config, const std::vector<double>& u, int num_threads, std::vector<double>& c);
+
 /// A layer whose latent is sharded, as HeadMeter takes it.
 struct ShardedLayer {
   TplaLayer scalars;

@@ -78,7 +78,9 @@ class Converter {
     if (conversion_.progress) conversion_.progress(what, done, config_.num_hidden_layers);
   }
   void rewrite_layer(const LayerMoments& moments, std::int64_t layer);
+  std::vector<ShardedLayer> sharded_layers() const;
   void fit_kappa(const ModelWeights& weights);
+  void align(const ModelWeights& weights);
   TensorSource source_of(const std::string& name, std::map<std::string, const std::vector<double>*>& rewritten);
   std::vector<TensorSource> sources();
   std::string config_text() const;
@@ -105,11 +107,22 @@ void Converter::rewrite_layer(const LayerMoments& moments, std::int64_t layer) {
   rotations_.push_back(std::move(u));
 }
 
-void Converter::fit_kappa(const ModelWeights& weights) {
+std::vector<ShardedLayer> Converter::sharded_layers() const {
   std::vector<ShardedLayer> layers;
   for (std::size_t l = 0; l < rewritten_.size(); ++l) {
     layers.push_back({result_.side.layers[l], rewritten_[l].kv_b, rewritten_[l].gamma, rotations_[l]});
   }
+  return layers;
+}
+
+void Converter::align(const ModelWeights& weights) {
+  result_.aligned = align_layers(config_, weights, conversion_.options, sharded_layers(), result_.windows.calibration,
+                                 conversion_.alignment, conversion_.num_threads, conversion_.progress);
+  for (std::size_t l = 0; l < rewritten_.size(); ++l) rewritten_[l].kv_b = std::move(result_.aligned[l].kv_b);
+}
+
+void Converter::fit_kappa(const ModelWeights& weights) {
+  const std::vector<ShardedLayer> layers = sharded_layers();
   const std::vector<HeadSums> sums =
       measure_shards(config_, weights, conversion_.options, layers, result_.windows.calibration,
                      conversion_.num_threads, conversion_.progress);
@@ -122,6 +135,7 @@ void Converter::calibrate() {
       collect_moments(config_, weights, result_.windows.calibration, conversion_.num_threads, conversion_.progress);
   for (std::int64_t l = 0; l < config_.num_hidden_layers; ++l) rewrite_layer(moments[static_cast<std::size_t>(l)], l);
   if (conversion_.options.kappa == TplaKappa::lsq) fit_kappa(weights);
+  if (conversion_.alignment.steps > 0) align(weights);
 }
 
 TensorSource Converter::source_of(const std::string& name,
@@ -212,6 +226,7 @@ TplaConversionResult Converter::write() {
   side.kv_lora_rank = config_.kv_lora_rank;
   side.qk_rope_head_dim = config_.qk_rope_head_dim;
   side.calibration = conversion_.files;
+  side.align_steps = conversion_.alignment.steps;
   side.window = result_.windows.window;
   side.calibration_tokens = std::ssize(result_.windows.calibration) * side.window;
   write_tpla_side_file(directory, side);

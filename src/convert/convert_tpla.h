@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "convert/align.h"
 #include "convert/calibration.h"
 #include "convert/side_file.h"
 #include "model/checkpoint.h"
@@ -19,6 +20,7 @@ struct TplaConversion {
   std::filesystem::path out;    // must not exist
   TplaOptions options;
   CalibrationOptions calibration;
+  AlignmentOptions alignment = {};     // of kv_b, layer by layer; then whole attention is another function too
   std::vector<CalibrationFile> files;  // recorded as they are
   int num_threads = 1;
   std::int64_t max_shard_bytes = std::int64_t{5} << 30;
@@ -28,7 +30,8 @@ struct TplaConversion {
 struct TplaConversionResult {
   TplaSideFile side;
   CalibrationWindows windows;
-  std::int64_t dequantised = 0;  // FP8 tensors that became BF16
+  std::vector<AlignedLayer> aligned;  // by layer, without kv_b; empty without alignment
+  std::int64_t dequantised = 0;       // FP8 tensors that became BF16
 };
 
 /// Names CalibrationFile of a path, reading it once.

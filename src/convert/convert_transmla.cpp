@@ -25,7 +25,7 @@ class Converter {
         config_(load_model_config(conversion.model.string())),
         config_text_(load_model_config_text(conversion.model.string())) {
     check_transmla_options(conversion.options, config_);
-    check_align_options(conversion.align);
+    check_block_align_options(conversion.align);
     windows_ = calibration_windows(text, config_, conversion.calibration);
     original_ = load_model_weights(Checkpoint::open(conversion.model), config_, DType::f32);
     for (const LayerWeights& layer : original_.layers) {
@@ -51,7 +51,7 @@ class Converter {
     ModelWeights reduced = report("PCA to d", TransMlaStep::reduced);
     const ModelConfig config = config_after(TransMlaStep::reduced);
     if (conversion_.align.minutes > 0 || conversion_.align.steps > 0) {
-      result_.aligned = align_layers({config_, original_}, config, reduced, windows_.calibration, conversion_.align,
+      result_.aligned = align_blocks({config_, original_}, config, reduced, windows_.calibration, conversion_.align,
                                      conversion_.num_threads, conversion_.progress);
       compare("aligned, layer by layer", config, reduced);
     }

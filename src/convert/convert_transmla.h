@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "convert/align.h"
+#include "convert/align_blocks.h"
 #include "convert/calibration.h"
 #include "convert/compare_logits.h"
 #include "convert/transmla.h"
@@ -19,7 +19,7 @@ struct TransMlaConversion {
   std::filesystem::path out;    // a directory that doesn't exist yet
   TransMlaOptions options;
   CalibrationOptions calibration;
-  AlignOptions align;
+  BlockAlignOptions align;
   DType dtype = DType::f32;  // of the weights written
   int num_threads = 1;
   std::int64_t max_shard_bytes = std::int64_t{5} << 30;
@@ -36,7 +36,7 @@ struct TransMlaReport {
 struct TransMlaResult {
   std::vector<TransMlaReport> steps;
   std::int64_t window = 0, calibration_tokens = 0;
-  std::vector<AlignedLayer> aligned;  // by layer; empty without alignment
+  std::vector<AlignedBlock> aligned;  // by layer; empty without alignment
 };
 
 /// Throws std::invalid_argument for options that don't fit the model, for one with biases on its attention (the latent

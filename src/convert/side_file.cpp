@@ -147,6 +147,7 @@ json side_json(const fs::path& directory, const TplaSideFile& side) {
           {"shared_columns", side.options.shared_columns},
           {"rms", name_of(side.options.rms)},
           {"kappa", name_of(side.options.kappa)},
+          {"align_steps", side.align_steps},
           {"seed", side.seed},
           {"num_hidden_layers", side.layers.size()},
           {"num_attention_heads", side.num_heads},
@@ -194,6 +195,7 @@ TplaSideFile parse_tpla_json(std::string_view text, const ModelConfig& config, c
                     .num_heads = config.num_attention_heads,
                     .kv_lora_rank = config.kv_lora_rank,
                     .qk_rope_head_dim = config.qk_rope_head_dim};
+  side.align_steps = fields.integer("align_steps", 0, kMost);
   const Fields calibration(fields.at("calibration"), source + ": 'calibration'");
   side.window = calibration.integer("window", 1, kMost);
   side.calibration_tokens = calibration.integer("tokens", 1, kMost);

@@ -30,6 +30,7 @@ struct TplaSideFile {
   std::uint64_t scalars_hash = 0;  // of tpla.safetensors; filled by reading
   std::int64_t num_heads = 0, kv_lora_rank = 0, qk_rope_head_dim = 0;
   std::vector<CalibrationFile> calibration;
+  std::int64_t align_steps = 0;         // kv_b was trained for so many a layer; 0: it is as rewritten, exact
   std::int64_t window = 0;              // tokens read at once
   std::int64_t calibration_tokens = 0;  // used for the second moments
 };

@@ -32,8 +32,8 @@ TplaRms parse_tpla_rms(std::string_view text);
 TplaKappa parse_tpla_kappa(std::string_view text);
 
 /// Who attends to a shard. tpla: every head to each, with a softmax of its own. gla: a group of heads to one, which it
-/// norms by itself. whole_softmax: every head, with one softmax over the summed logits of all shards, so that nothing is
-/// sliced but the RMS (for ablations).
+/// norms by itself. whole_softmax: every head, with one softmax over the summed logits of all shards, so that nothing
+/// is sliced but the RMS (for ablations).
 enum class LatentSharding : std::uint8_t { tpla, gla, whole_softmax };
 
 struct TplaRange {

@@ -141,6 +141,20 @@ TEST_F(ConvertProgram, DivergenceFromTheBase) {
   }
 }
 
+TEST_F(ConvertProgram, AlignmentIsReportedAsLossy) {
+  const auto made = run_isomer(convert_command("--align 20 --json " + at("report.json")));
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_THAT(made.out, HasSubstr("no longer the original's"));
+  const json report = json::parse(text_of(folder_.path() / "report.json"));
+  EXPECT_EQ(report["align_steps"], 20);
+  ASSERT_EQ(report["alignment"].size(), 2U);
+  EXPECT_LT(report["alignment"][0]["after"], report["alignment"][0]["before"]);
+  // Its whole attention moved, and the report says by how much.
+  convert("", "plain");
+  const std::string base = "kl --mode prefill --base " + at("model") + " --model ";
+  EXPECT_GT(evaluated(base + at("out"))["mean_kl"], evaluated(base + at("plain"))["mean_kl"]);
+}
+
 TEST_F(ConvertProgram, HeadsOfAConvertedCheckpoint) {
   convert("--shards 4 --shared-columns 8 --transform query-aware");
   const json heads = evaluated("heads --model " + at("out"));

@@ -159,7 +159,7 @@ TEST(TransMla, AlignmentBringsBlocksNearer) {
   conversion.align = {.steps = 40, .learning_rate = 3e-3};
   const TransMlaResult result = convert_transmla(conversion, testing::small_text());
   ASSERT_EQ(result.aligned.size(), 2U);
-  for (const AlignedLayer& layer : result.aligned) {
+  for (const AlignedBlock& layer : result.aligned) {
     EXPECT_LT(layer.error_after, 0.8 * layer.error_before);
     EXPECT_EQ(layer.steps, 40);
   }

@@ -263,7 +263,7 @@ def tpla_side_seeds():
     """tpla.json, a zero byte, tpla.safetensors, of the model in targets.h: 1 layer, 2 heads, d 4, r 2."""
     doubles = lambda *values: struct.pack(f"<{len(values)}d", *values)
     base = {"format": "isomer-tpla", "version": 1, "isomer": "0.1", "transform": "pca", "shards": 2, "shared_columns": 0,
-            "rms": "sliced", "kappa": "lsq", "seed": 1, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "rms": "sliced", "kappa": "lsq", "align_steps": 0, "seed": 1, "num_hidden_layers": 1, "num_attention_heads": 2,
             "kv_lora_rank": 4, "qk_rope_head_dim": 2, "weights_hash": "0" * 16, "scalars_hash": "f" * 16,
             "calibration": {"files": [{"name": "a.txt", "bytes": 9, "hash": "0" * 16}], "window": 4, "tokens": 8}}
     values = {"kappa": ([2, 2], (1, 0.5, -2, 3)), "rms_scale": ([2], (1.5, 3)), "shares": ([2], (0.75, 0.25)),
@@ -303,6 +303,7 @@ def tpla_side_seeds():
     yield "bad-layers", with_(num_hidden_layers=2)
     yield "bad-rank", with_(kv_lora_rank=8)
     yield "bad-seed", with_(seed=-1)
+    yield "bad-align-steps", with_(align_steps=-1)
     yield "bad-hash", with_(weights_hash="0" * 15 + "g")
     yield "bad-calibration", with_(calibration=[])
     yield "bad-calibration-tokens", with_(calibration={"files": [], "window": 4, "tokens": 0})
