@@ -15,7 +15,8 @@ struct CommandLine {
 void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code);
 void add_claims(CLI::App& app, int& exit_code);
 void add_convert(CLI::App& app, int& exit_code);
-void add_eval(CLI::App& app, int& exit_code);
+void add_eval(CLI::App& app, const CommandLine& command_line, int& exit_code);
+void add_generate(CLI::App& app, const CommandLine& command_line, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
 void add_tokenizer(CLI::App& app, int& exit_code);
 void add_train(CLI::App& app, const CommandLine& command_line, int& exit_code);

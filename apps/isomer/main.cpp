@@ -46,7 +46,8 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   isomer::add_compare(app, {argc, argv}, exit_code);
   isomer::add_train(app, {argc, argv}, exit_code);
-  isomer::add_eval(app, exit_code);
+  isomer::add_eval(app, {argc, argv}, exit_code);
+  isomer::add_generate(app, {argc, argv}, exit_code);
   isomer::add_convert(app, exit_code);
   isomer::add_claims(app, exit_code);
   isomer::add_inspect(app, exit_code);

@@ -23,7 +23,8 @@ struct SwigluBackward {
 void swiglu_backward(RankContext& ctx, std::string_view prefix, const MlpWeights& weights, SwigluBackward args,
                      MlpWeights& gradients);
 
-/// Routed and shared experts: first (x, or undefined for 0) + Σ, [T, D] workspace.
+/// Routed and shared experts: first (x, or undefined for 0) + Σ, [T, D] workspace. Of experts that stand on other ranks
+/// the weights are undefined, and the sum lacks them (inference; there is no backward for it).
 Tensor moe_forward(RankContext& ctx, const FfnLayer& layer, const Tensor& x_norm, const Tensor& first,
                    const RoutingSource& source, FfnSaved& saved);
 /// dy [T, D] → dx_norm [T, D] (workspace, the statistics' dtype).

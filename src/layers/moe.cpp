@@ -1,11 +1,13 @@
 // The mixture of experts: tokens sorted by expert, one product an expert and projection, and the sum over each token's
 // experts in the order of its choices.
+#include <algorithm>
 #include <utility>
 
 #include "kernels/ffn_ops.h"
 #include "kernels/grouped_matmul.h"
 #include "layers/ffn_parts.h"
 #include "layers/gradients.h"
+#include "sharding/tokens.h"
 
 namespace isomer {
 
@@ -18,7 +20,7 @@ std::vector<Tensor> factors(const MoeWeights& weights, Projection projection, bo
   std::vector<Tensor> result;
   for (const MlpWeights& expert : weights.experts) {
     const Tensor& weight = expert.*projection;
-    result.push_back(transposed ? weight.transpose(0, 1) : weight);
+    result.push_back(transposed && weight ? weight.transpose(0, 1) : weight);
   }
   return result;
 }
@@ -47,26 +49,47 @@ ExpertRows rows_of(const FfnLayer& layer, const Routing& routing) {
                         static_cast<std::int64_t>(layer.weights.moe.experts.size()));
 }
 
-/// Fills saved.expert_gate, expert_up and expert_out.
+/// The experts that this rank has, neighbours: those whose weights are defined.
+IndexRange own_experts(const MoeWeights& weights) {
+  const auto has = [](const MlpWeights& expert) { return expert.gate_proj.defined(); };
+  const auto begin = std::find_if(weights.experts.begin(), weights.experts.end(), has);
+  const auto end = std::find_if_not(begin, weights.experts.end(), has);
+  ISOMER_CHECK(begin != end && std::none_of(end, weights.experts.end(), has), "a rank's experts are neighbours");
+  return {begin - weights.experts.begin(), end - begin};
+}
+
+/// Fills saved.expert_gate, expert_up and expert_out. Rows of other ranks' experts are 0.
 void experts_forward(RankContext& ctx, const FfnLayer& layer, const Tensor& x_norm, const ExpertRows& rows,
                      FfnSaved& saved) {
   FunctionScope scope(ctx);
   const MoeWeights& w = layer.weights.moe;
+  const IndexRange own = own_experts(w);
+  const auto first = static_cast<std::size_t>(own.begin), count = static_cast<std::size_t>(own.count);
+  const bool all = count == w.experts.size();
+  std::vector<std::int64_t> begin(rows.begin.begin() + own.begin, rows.begin.begin() + own.end() + 1);
+  const std::int64_t row = begin.front(), num_rows = begin.back() - row;
+  for (std::int64_t& at : begin) at -= row;
+  const auto part = [&](const Tensor& t) { return all ? t : t.slice(0, row, num_rows); };
+  const auto weights_of = [&](Projection projection) {
+    const auto every = factors(w, projection, true);
+    return std::vector<Tensor>(every.begin() + own.begin, every.begin() + own.end());
+  };
   const DType dtype = x_norm.dtype();
-  const std::int64_t hidden = x_norm.size(1), width = w.experts.front().gate_proj.size(0);
+  const std::int64_t hidden = x_norm.size(1), width = w.experts[first].gate_proj.size(0);
   Tensor x_rows = expert_rows(ctx, "expert input", MemoryClass::workspace, dtype, rows, hidden);
   gather_slots(ctx, "expert input", x_norm, rows, Tensor(), x_rows);
   saved.expert_gate = expert_rows(ctx, "expert gate", MemoryClass::saved, dtype, rows, width);
-  grouped_matmul(ctx, "experts gate_proj", x_rows, rows.begin, factors(w, &MlpWeights::gate_proj, true),
-                 saved.expert_gate);
+  grouped_matmul(ctx, "experts gate_proj", part(x_rows), begin, weights_of(&MlpWeights::gate_proj),
+                 part(saved.expert_gate));
   saved.expert_up = expert_rows(ctx, "expert up", MemoryClass::saved, dtype, rows, width);
-  grouped_matmul(ctx, "experts up_proj", x_rows, rows.begin, factors(w, &MlpWeights::up_proj, true), saved.expert_up);
+  grouped_matmul(ctx, "experts up_proj", part(x_rows), begin, weights_of(&MlpWeights::up_proj), part(saved.expert_up));
   scope.release(std::move(x_rows));
   Tensor activation = expert_rows(ctx, "expert activation", MemoryClass::workspace, dtype, rows, width);
-  silu_mul(ctx, "experts silu", saved.expert_gate, saved.expert_up, activation);
-  saved.expert_out = expert_rows(ctx, "expert output", MemoryClass::saved, dtype, rows, hidden);
-  grouped_matmul(ctx, "experts down_proj", activation, rows.begin, factors(w, &MlpWeights::down_proj, true),
-                 saved.expert_out);
+  silu_mul(ctx, "experts silu", part(saved.expert_gate), part(saved.expert_up), part(activation));
+  saved.expert_out = all ? expert_rows(ctx, "expert output", MemoryClass::saved, dtype, rows, hidden)
+                         : ctx.zeros("expert output", MemoryClass::saved, dtype, {rows.num_rows(), hidden});
+  grouped_matmul(ctx, "experts down_proj", part(activation), begin, weights_of(&MlpWeights::down_proj),
+                 part(saved.expert_out));
   scope.release(std::move(activation));
 }
 

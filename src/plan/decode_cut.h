@@ -1,7 +1,7 @@
 // Shares of one layer's matrices that one device holds under a decode layout; weights and operations follow from them.
 #pragma once
 
-#include "plan/decode_layout.h"
+#include "cost/decode_layout.h"
 
 namespace isomer {
 

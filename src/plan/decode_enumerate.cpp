@@ -1,7 +1,6 @@
-// Every decode layout that the search looks at.
-#include <bit>
+#include "plan/decode_enumerate.h"
 
-#include "plan/decode_layout.h"
+#include <bit>
 
 namespace isomer {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "plan/decode_layout.h"
+#include "cost/decode_layout.h"
 #include "plan/hardware.h"
 
 namespace isomer {

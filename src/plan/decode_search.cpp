@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "plan/decode_enumerate.h"
 
 namespace isomer {
 

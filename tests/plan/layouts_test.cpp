@@ -5,6 +5,7 @@
 #include <set>
 
 #include "plan/decode_cut.h"
+#include "plan/decode_enumerate.h"
 #include "plan/decode_operations.h"
 
 namespace isomer {

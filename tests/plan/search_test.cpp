@@ -6,6 +6,8 @@
 
 #include <numeric>
 
+#include "plan/decode_enumerate.h"
+
 namespace isomer {
 namespace {
 

@@ -1,10 +1,11 @@
-// A decode layout: how one copy of a model is spread over devices for decoding, its text form, and whether it fits.
+// A decode layout: how one copy of a model is spread over devices for decoding, its text form, and whether it fits. One
+// value for all who have to do with it: the engine runs it (parallel/decode/), decode_bytes.h says what it sends, the
+// planner prices it.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "cost/decode_bytes.h"
 #include "model/config.h"
@@ -50,9 +51,5 @@ std::string_view reason_of(Unfit unfit);
 
 /// What of the model alone forbids the layout (all but batch, context and memory).
 Unfit why_unfit(const DecodeLayout& layout, const ModelConfig& config);
-
-/// Every layout on up to `max_devices` devices whose axes are powers of two, of every family and their products with
-/// data parallelism and pipelines; whether it fits is not looked at.
-std::vector<DecodeLayout> enumerate_decode_layouts(const ModelConfig& config, int max_devices);
 
 }  // namespace isomer

@@ -1,4 +1,4 @@
-#include "plan/decode_layout.h"
+#include "cost/decode_layout.h"
 
 #include <charconv>
 

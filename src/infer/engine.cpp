@@ -1,0 +1,152 @@
+#include "infer/engine.h"
+
+#include <algorithm>
+
+#include "kernels/elementwise.h"
+#include "layers/head.h"
+#include "parallel/decode/stages.h"
+
+namespace isomer {
+
+namespace {
+
+void check_sizes(int num_ranks, const EngineOptions& o, const ModelWeights& weights) {
+  const auto least_one = [](std::string_view name, std::int64_t value) {
+    if (value < 1) invalid_argument("{} is {}, must be at least 1", name, value);
+  };
+  least_one("the cache's number of tokens", o.cache_tokens);
+  least_one("page_tokens", o.page_tokens);
+  least_one("prefill_chunk", o.prefill_chunk);
+  if (o.layout.devices() != num_ranks) {
+    invalid_argument("layout '{}' has {} ranks, {} were started", to_string(o.layout), o.layout.devices(), num_ranks);
+  }
+  const DType dtype = weights.norm.dtype(), cache = o.cache_dtype.value_or(dtype);
+  if (dtype != cache && (dtype == DType::f64 || cache == DType::f64)) {
+    invalid_argument("a cache of {} does not go with weights of {}: float64 goes with itself alone", name_of(cache),
+                     name_of(dtype));
+  }
+}
+
+CacheOptions cache_options(const EngineOptions& o, DType weights, int rank) {
+  const RankCache mine = rank_cache_of(o.layout, o.config, rank);
+  CacheOptions cache{.num_layers = o.config.num_hidden_layers, .row = cache_row_shape(o.config, mine)};
+  cache.dtype = o.cache_dtype.value_or(weights);
+  cache.page_tokens = o.page_tokens;
+  cache.shards = mine.shards;
+  cache.slice = mine.slice;
+  cache.num_pages = pages_for(o.cache_tokens, o.page_tokens, cache.shards);
+  return cache;
+}
+
+}  // namespace
+
+std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
+                              std::int64_t page_tokens) {
+  const CacheShards shards{layout.shards.kvp};
+  std::int64_t pages = 0;
+  for (const std::int64_t length : lengths) pages += pages_for(length, page_tokens, shards);
+  return pages * page_tokens * shards.num_slices;
+}
+
+Engine::Engine(RankContext& ctx, Communicator& comm, EngineOptions options, const ModelWeights& weights)
+    : comm_(comm), options_(std::move(options)) {
+  options_.layout = complete_layout(options_.layout, options_.tpla.get());
+  check_sizes(comm.size(), options_, weights);
+  scheme_ = make_step_scheme({comm, options_.layout, options_.config, options_.tpla.get()});
+  model_ = cut_model(options_.config, weights, *scheme_, comm.rank());
+  cache_ = std::make_unique<KvCache>(ctx, cache_options(options_, weights.norm.dtype(), comm.rank()));
+}
+
+void Engine::check(std::span<const Input> inputs) const {
+  if (inputs.empty()) invalid_argument("a step without sequences: give at least one");
+  const ModelConfig& c = options_.config;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Input& input = inputs[i];
+    if (input.ids.empty()) invalid_argument("sequence {} has no new tokens: give at least one", input.sequence);
+    const bool twice = std::any_of(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(i),
+                                   [&](const Input& before) { return before.sequence == input.sequence; });
+    if (twice) invalid_argument("sequence {} stands in a step twice", input.sequence);
+    for (const std::int32_t id : input.ids) {
+      if (id >= 0 && id < c.vocab_size) continue;
+      invalid_argument("token {} is outside the vocabulary of {} tokens of {}: take this model's tokenizer", id,
+                       c.vocab_size, c.name);
+    }
+    const std::int64_t length = cache_->length(input.sequence), more = static_cast<std::int64_t>(input.ids.size());
+    if (c.max_position_embeddings > 0 && length + more > c.max_position_embeddings) {
+      invalid_argument("{} tokens after {} go beyond the {} positions of {} (max_position_embeddings): ask for less",
+                       more, length, c.max_position_embeddings, c.name);
+    }
+  }
+}
+
+Tensor Engine::forward(RankContext& ctx, std::span<const Input> inputs, std::span<const std::int64_t> begins,
+                       bool explicit_form) {
+  const PhaseScope phase(ctx, Phase::forward);
+  DecodeStep step{.explicit_form = explicit_form};
+  std::vector<std::int32_t> ids;
+  std::vector<IndexRange> positions;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const auto count = static_cast<std::int64_t>(inputs[i].ids.size());
+    positions.push_back({begins[i], count});
+    step.sequences.push_back({inputs[i].sequence, step.num_rows, positions.back()});
+    step.num_rows += count;
+    ids.insert(ids.end(), inputs[i].ids.begin(), inputs[i].ids.end());
+  }
+  const ModelConfig& c = options_.config;
+  step.rope = make_rope_rows(ctx, c, model_.explicit_part.weights.norm.dtype(), 0, positions, 1,
+                             std::max(options_.cache_tokens, c.max_position_embeddings));
+  Tensor x = embedding_forward(ctx, c, model_.explicit_part.weights.embed_tokens, ids);
+  x.reclassify(MemoryClass::workspace);
+  for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+    const DecodeBlock block{model_, layer, step, *cache_, comm_};
+    x = scheme_->attention(ctx, block, x);
+    x = scheme_->ffn(ctx, block, x);
+  }
+  return x;
+}
+
+Tensor Engine::logits(RankContext& ctx, const Tensor& x) const {
+  const PhaseScope phase(ctx, Phase::forward);
+  const ModelWeights& weights = model_.explicit_part.weights;
+  return head_logits(ctx, {options_.config, weights.norm, weights.lm_head}, x);
+}
+
+Tensor Engine::prefill(RankContext& ctx, int sequence, std::span<const std::int32_t> ids, LogitRows rows) {
+  const Input whole{sequence, ids};
+  check({&whole, 1});
+  const auto count = static_cast<std::int64_t>(ids.size());
+  std::int64_t begin = cache_->length(sequence);
+  const KvCache::Growth growth{sequence, count};
+  cache_->grow({&growth, 1});
+  Tensor all;
+  for (std::int64_t done = 0; done < count;) {
+    const std::int64_t length = std::min(options_.prefill_chunk, count - done);
+    const Input chunk{sequence, ids.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(length))};
+    const Tensor x = forward(ctx, {&chunk, 1}, {&begin, 1}, true);
+    begin += length;
+    done += length;
+    if (rows == LogitRows::all) {
+      const Tensor part = logits(ctx, x);
+      if (length == count) return part;
+      if (!all) all = ctx.empty("logits of a prompt", MemoryClass::workspace, part.dtype(), {count, part.size(1)});
+      copy(ctx, "collect logits", part, all.slice(0, done - length, length));
+    } else if (done == count) {
+      all = logits(ctx, x.slice(0, length - 1, 1));
+    }
+  }
+  return all;
+}
+
+Tensor Engine::decode(RankContext& ctx, std::span<const Input> inputs) {
+  check(inputs);
+  std::vector<KvCache::Growth> growth;
+  std::vector<std::int64_t> begins;
+  for (const Input& input : inputs) {
+    growth.push_back({input.sequence, static_cast<std::int64_t>(input.ids.size())});
+    begins.push_back(cache_->length(input.sequence));
+  }
+  cache_->grow(growth);
+  return logits(ctx, forward(ctx, inputs, begins, false));
+}
+
+}  // namespace isomer

@@ -1,0 +1,131 @@
+#include "sharding/weight_slices.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <vector>
+
+#include "core/error.h"
+
+namespace isomer {
+
+namespace {
+
+/// Rows (or columns) of heads, `width` a head.
+WeightSlice by_heads(int axis, IndexRange heads, std::int64_t width) {
+  return {axis, {heads.begin * width, heads.count * width}};
+}
+
+std::optional<WeightSlice> slice_of_attention(const ModelConfig& c, std::string_view slot, const WeightSplit& p) {
+  const bool latent = c.attention == AttentionKind::mla;
+  const IndexRange heads = query_heads_of(c, p);
+  if (slot == "q_proj" || slot == "q_b_proj") return by_heads(0, heads, latent ? c.qk_head_dim() : c.head_dim);
+  if (slot == "kv_b_proj") return by_heads(0, heads, c.qk_nope_head_dim + c.v_head_dim);
+  if (slot == "o_proj") return by_heads(1, heads, c.value_head_dim());
+  if ((slot == "k_proj" || slot == "v_proj") && p.split_kv_heads) return by_heads(0, kv_heads_of(c, p), c.head_dim);
+  return std::nullopt;
+}
+
+/// The part of a name between its last dot but one and its last: "q_proj" of "self_attn.q_proj.weight".
+std::string_view slot_of(std::string_view name) {
+  name.remove_suffix(name.size() - std::min(name.size(), name.rfind('.')));
+  return name.substr(name.rfind('.') + 1);
+}
+
+/// The routed expert that a weight belongs to: 3 of "model.layers.1.mlp.experts.3.up_proj.weight".
+std::optional<std::int64_t> expert_of(std::string_view name) {
+  constexpr std::string_view kKey = ".experts.";
+  const std::size_t at = name.find(kKey);
+  if (at == std::string_view::npos) return std::nullopt;
+  std::int64_t expert = 0;
+  const std::string_view digits = name.substr(at + kKey.size());
+  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), expert);
+  ISOMER_CHECK(parsed.ec == std::errc(), "no expert's number in {}", name);
+  return expert;
+}
+
+bool heads_fit(const ModelConfig& c, std::int64_t ranks) {
+  const std::int64_t kv = c.attention == AttentionKind::gqa ? c.num_key_value_heads : ranks;
+  return c.num_attention_heads % ranks == 0 && (kv % ranks == 0 || ranks % kv == 0);
+}
+
+std::vector<std::int64_t> fitting_ranks(const ModelConfig& c) {
+  std::vector<std::int64_t> fitting;
+  for (std::int64_t ranks = 1; ranks <= c.num_attention_heads; ++ranks) {
+    if (heads_fit(c, ranks)) fitting.push_back(ranks);
+  }
+  return fitting;
+}
+
+}  // namespace
+
+IndexRange query_heads_of(const ModelConfig& config, const WeightSplit& p) {
+  return HeadShards{config.num_attention_heads, p.head_parts}.heads(p.head_part);
+}
+
+IndexRange kv_heads_of(const ModelConfig& config, const WeightSplit& p) {
+  const std::int64_t heads = config.num_key_value_heads;
+  if (heads % p.head_parts == 0) return HeadShards{heads, p.head_parts}.heads(p.head_part);
+  return {p.head_part * heads / p.head_parts, 1};
+}
+
+IndexRange experts_of(const ModelConfig& config, const WeightSplit& p) {
+  return HeadShards{config.moe.n_routed_experts, p.expert_parts}.heads(p.expert_part());
+}
+
+std::optional<WeightSlice> slice_of_weight(const ModelConfig& config, std::string_view name, std::int64_t rows,
+                                           std::int64_t columns, const WeightSplit& p) {
+  const std::string_view slot = slot_of(name);
+  if (name.find("self_attn.") != std::string_view::npos) {
+    // The output's bias is added once, after the sum over ranks.
+    if (p.head_parts == 1 || (name.ends_with(".bias") && slot == "o_proj")) return std::nullopt;
+    return slice_of_attention(config, slot, p);
+  }
+  const bool by_rows = slot == "gate_proj" || slot == "up_proj";
+  if (p.ffn_parts == 1 || (!by_rows && slot != "down_proj")) return std::nullopt;
+  const std::int64_t width = by_rows ? rows : columns;
+  const int axis = by_rows ? 0 : 1;
+  const auto expert = expert_of(name);
+  if (!expert) return WeightSlice{axis, balanced_part(width, p.ffn_parts, p.ffn_part)};
+  const IndexRange own = experts_of(config, p);
+  if (*expert < own.begin || *expert >= own.end()) return WeightSlice{axis, {0, 0}};
+  return WeightSlice{axis, balanced_part(width, p.expert_width_parts(), p.ffn_part % p.expert_width_parts())};
+}
+
+std::string why_heads_unfit(const ModelConfig& c, int num_ranks) {
+  if (!heads_fit(c, num_ranks)) {
+    const std::string of_kv =
+        c.attention == AttentionKind::gqa ? fmt::format(" with {} KV heads", c.num_key_value_heads) : "";
+    return fmt::format("{} heads{} can't be spread over {} ranks; these numbers of ranks fit {}: {}",
+                       c.num_attention_heads, of_kv, num_ranks, c.name, fmt::join(fitting_ranks(c), ", "));
+  }
+  return {};
+}
+
+std::string why_ffn_unfit(const ModelConfig& c, int tpf, int ep) {
+  const std::int64_t experts = c.moe.n_routed_experts;
+  if (ep > 1 && experts == 0) return fmt::format("ep={}: {} has no experts to spread; leave ep out", ep, c.name);
+  if (ep > 1 && experts % ep != 0) {
+    return fmt::format("ep={}: {} experts can't be spread over {} groups; take a divisor of {}", ep, experts, ep,
+                       experts);
+  }
+  const bool has_dense = experts == 0 || c.moe.first_k_dense_replace > 0;
+  if (has_dense && c.intermediate_size < tpf * ep) {
+    return fmt::format("an FFN of width {} can't be spread over {} ranks; take at most {}", c.intermediate_size,
+                       tpf * ep, c.intermediate_size);
+  }
+  if (experts > 0 && c.moe.moe_intermediate_size < tpf) {
+    return fmt::format("an FFN of width {} can't be spread over {} ranks; take at most {}", c.moe.moe_intermediate_size,
+                       tpf, c.moe.moe_intermediate_size);
+  }
+  const std::int64_t shared = c.moe.n_shared_experts * c.moe.moe_intermediate_size;
+  if (experts > 0 && shared > 0 && shared < tpf * ep) {
+    return fmt::format("shared experts of width {} can't be spread over {} ranks; take at most {}", shared, tpf * ep,
+                       shared);
+  }
+  return {};
+}
+
+}  // namespace isomer

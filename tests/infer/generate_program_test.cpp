@@ -1,0 +1,104 @@
+// isomer generate and isomer eval logits, as a user runs them.
+#include <gmock/gmock.h>
+
+#include "infer/model_folder.h"
+#include "tensor_values.h"
+
+namespace isomer {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::run_isomer;
+using testing::text_of;
+
+class GenerateProgram : public ::testing::Test {
+ protected:
+  std::string at(const std::string& name) const { return folder_.at(name); }
+  nlohmann::json generated(const std::string& options) const {
+    const auto result =
+        run_isomer(fmt::format("generate --model {} --ignore-eos --json {} {}", at("model"), at("out.json"), options));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(text_of(folder_.path() / "out.json"));
+  }
+  void expect_refused(const std::string& arguments, const std::string& part) const {
+    const auto result = run_isomer(arguments);
+    EXPECT_EQ(result.exit_code, 2) << arguments;
+    EXPECT_THAT(result.err, HasSubstr(part)) << arguments;
+  }
+  const testing::ModelFolder folder_;
+};
+
+TEST_F(GenerateProgram, WritesTheTextAndTheSameUnderEveryLayout) {
+  const auto one =
+      run_isomer(fmt::format("generate --model {} --prompt 'It is a truth' --tokens 20 --greedy "
+                             "--ignore-eos --json {}",
+                             at("model"), at("one.json")));
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  const auto json = nlohmann::json::parse(text_of(folder_.path() / "one.json"));
+  EXPECT_EQ(one.out, "It is a truth" + json["sequences"][0]["text"].get<std::string>() + "\n");
+  EXPECT_EQ(json["sequences"][0]["token_ids"].size(), 20u);
+  EXPECT_THAT(one.err, HasSubstr("19 decoded at"));
+  for (const char* layout : {"tp:2", "kvp:4"}) {
+    const auto other = generated(fmt::format("--prompt 'It is a truth' --tokens 20 --layout {}", layout));
+    EXPECT_EQ(other["sequences"][0]["token_ids"], json["sequences"][0]["token_ids"]) << layout;
+    EXPECT_GT(other["bytes_sent_rank_0"], 0) << layout;
+  }
+  EXPECT_NE(generated("--prompt 'It is a truth' --tokens 20 --temperature 1 --seed 3")["sequences"][0]["token_ids"],
+            json["sequences"][0]["token_ids"]);
+}
+
+TEST_F(GenerateProgram, SeveralTextsAreThoseOfEachAlone) {
+  const std::string options = "--tokens 10 --temperature 1 --top-p 0.9 ";
+  const auto both = generated(options + "--seed 4 --prompt 'It is' --prompt 'a truth universally acknowledged'");
+  ASSERT_EQ(both["sequences"].size(), 2u);
+  const auto first = generated(options + "--seed 4 --prompt 'It is'");
+  const auto second = generated(options + "--seed 5 --prompt 'a truth universally acknowledged'");
+  EXPECT_EQ(both["sequences"][0], first["sequences"][0]);
+  EXPECT_EQ(both["sequences"][1], second["sequences"][0]);
+  EXPECT_EQ(both["decode_steps"], 9);
+  const auto apart = generated(options +
+                               "--seed 4 --prompt 'It is' --prompt 'a truth universally acknowledged' "
+                               "--prefill-layout exact-latent:2 --layout kvp:2");
+  EXPECT_EQ(apart["sequences"], both["sequences"]);
+}
+
+TEST_F(GenerateProgram, RefusesWithAReason) {
+  const std::string generate = "generate --model " + at("model") + " ";
+  expect_refused(generate + "--prompt ''", "--prompt is empty");
+  expect_refused(generate + "--prompt \"$(printf 'caf\\351 ')\"", "--prompt is not UTF-8: byte 3");
+  expect_refused(generate + "--prompt It --tokens 500", "go beyond the 400 positions");
+  expect_refused(generate + "--prompt It --tokens 100 --cache-tokens 64", "the cache is too small");
+  expect_refused(generate + "--prompt It --layout tp:3", "--layout tp:3: 16 heads can't be spread over 3 ranks");
+  expect_refused(generate + "--prompt It --layout laga:2", "there are: tp, ");
+  expect_refused(generate + "--prompt It --prefill-layout exact-latent:5", "--prefill-layout exact-latent:5: ");
+  expect_refused(generate + "--prompt It --prompt ''", "--prompt (number 2) is empty");
+  expect_refused(generate + "--prompt It --greedy --temperature 1", "--greedy with --temperature 1");
+  expect_refused("generate --prompt It --model deepseek-v3", "a built-in description has no weights");
+}
+
+TEST_F(GenerateProgram, LogitsOfIdsByPrefillAndByDecode) {
+  folder_.write("ids.txt", "3 17\n251\t9 0 399 44 3 3 12");
+  const std::string eval = fmt::format("eval logits --model {} --ids {} ", at("model"), at("ids.txt"));
+  const auto read = [&](const std::string& options) {
+    const auto result = run_isomer(eval + "--out " + at("logits.safetensors") + " " + options);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return Checkpoint::open(at("logits.safetensors")).read("logits", DType::f32);
+  };
+  const Tensor whole = read("");
+  EXPECT_EQ(whole.shape(), (Shape{10, 400}));
+  const auto expected = testing::values_of(whole);
+  // Float32 in two forms and two layouts.
+  EXPECT_LT(testing::max_relative_difference(testing::values_of(read("--mode decode --layout kvp:2")), expected), 1e-4);
+  EXPECT_LT(
+      testing::max_relative_difference(testing::values_of(read("--mode decode --prefix 6 --layout tp:2")), expected),
+      1e-4);
+  folder_.write("ids.txt", "3 400");
+  expect_refused(eval + "--out x", "word 2 is '400', not a token id from 0 to 399");
+  folder_.write("ids.txt", "3 4x");
+  expect_refused(eval + "--out x", "word 2 is '4x'");
+  folder_.write("ids.txt", " \n");
+  expect_refused(eval + "--out x", "no token ids");
+}
+
+}  // namespace
+}  // namespace isomer
