@@ -80,12 +80,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model"), parser.add_argument("ids"), parser.add_argument("logits", nargs="?")
     parser.add_argument("--bound", type=float, default=1e-4)
+    parser.add_argument("--record", help="write ids, first choices and their logits here, as JSON")
     a = parser.parse_args()
     ids = [int(word) for word in pathlib.Path(a.ids).read_text().split()]
     ours = logits_of(*gguf_oracle.read(pathlib.Path(a.model).read_bytes()), ids)
     log_p = ours - np.log(np.exp(ours - ours.max(1, keepdims=True)).sum(1, keepdims=True)) - ours.max(1, keepdims=True)
     nats = -log_p[np.arange(len(ids) - 1), ids[1:]].mean()
     print(f"{len(ids)} tokens, {ours.shape[1]} logits each, largest {np.abs(ours).max():.4g}; {nats:.5f} nats a token")
+    if a.record:
+        best = ours.argmax(1)
+        record = {"ids": ids, "first_choices": best.tolist(), "logits": [round(float(row[i]), 5) for row, i in zip(ours, best)],
+                  "nats_per_token": round(float(nats), 6)}
+        pathlib.Path(a.record).write_text(json.dumps(record) + "\n")
     if a.logits is None:
         return 0
     theirs = read_logits(a.logits)
