@@ -108,7 +108,7 @@ std::int64_t rank_of(const ModelConfig& config, const TransMlaOptions& options, 
 }
 
 Tensor tensor_of(const char* name, const Values& values, const Shape& shape) {
-  const Tensor tensor = Tensor::unrecorded(name, DType::f32, shape);
+  Tensor tensor = Tensor::unrecorded(name, DType::f32, shape);
   ISOMER_CHECK(tensor.numel() == std::ssize(values), "{}: {} values for {}", name, values.size(), to_string(shape));
   for (std::int64_t i = 0; i < tensor.numel(); ++i) {
     tensor.data<float>()[i] = static_cast<float>(values[static_cast<std::size_t>(i)]);
