@@ -9,6 +9,7 @@
 #include <set>
 
 #include "apps/isomer/commands.h"
+#include "apps/isomer/compare_decode.h"
 #include "apps/isomer/shipped_model.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
@@ -37,6 +38,7 @@ struct CompareArguments {
   std::string seed = "1";
   double timeout_s = 600;
   bool dry_run = false;
+  std::string phase = "train", context = "4096", tokens = "4", cache = "seeded";  // decode
 };
 
 std::vector<Layout> given_layouts(const std::string& text) {
@@ -279,6 +281,41 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   return report.good() ? 0 : 1;
 }
 
+/// Options of the other phase would do nothing.
+void refuse_others(const CLI::App& command, const std::string& phase, const std::vector<std::string>& options) {
+  for (const std::string& option : options) {
+    if (command.count(option) > 0) {
+      invalid_argument("{} does nothing with --phase {}: leave it out", option, phase);
+    }
+  }
+}
+
+int run_phase(const CompareArguments& a, const CLI::App& command, const CommandLine& command_line) {
+  if (a.phase == "train") {
+    refuse_others(command, a.phase, {"--context", "--tokens", "--cache"});
+    return run_compare(a, command_line);
+  }
+  refuse_others(command, a.phase, {"--seq", "--first-position", "--attention", "--memory", "--layer"});
+  return run_compare_decode({.model = a.model,
+                             .layouts = a.schemes,
+                             .context = a.context,
+                             .batch = a.batch,
+                             .tokens = a.tokens,
+                             .dtype = a.dtype,
+                             .backend = a.backend,
+                             .link = a.link,
+                             .cache = a.cache,
+                             .json_file = a.json_file,
+                             .dump_dir = a.dump_dir,
+                             .text_file = a.text_file,
+                             .seed = a.seed,
+                             .ranks = a.ranks,
+                             .threads = a.threads,
+                             .timeout_s = a.timeout_s,
+                             .dry_run = a.dry_run},
+                            command_line);
+}
+
 }  // namespace
 
 void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code) {
@@ -286,6 +323,14 @@ void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code)
   CLI::App* command =
       app.add_subcommand("compare", "run one attention block under every scheme and account for all of it");
   command->add_option("--model", a->model, "built-in name, directory of a checkpoint, or config.json")
+      ->capture_default_str();
+  command->add_option("--phase", a->phase, "train: one block, forward and backward; decode: tokens of the whole model")
+      ->check(CLI::IsMember({"train", "decode"}))
+      ->capture_default_str();
+  command->add_option("--context", a->context, "decode: cached tokens a sequence (32K, 1M)")->capture_default_str();
+  command->add_option("--tokens", a->tokens, "decode: new tokens of each sequence")->capture_default_str();
+  command->add_option("--cache", a->cache, "decode: rows made up from the seed, or those of --text")
+      ->check(CLI::IsMember({"seeded", "text"}))
       ->capture_default_str();
   command->add_option("--layer", a->layer, "layer of a checkpoint")->check(CLI::Range(0, 10000))->capture_default_str();
   command->add_option("--schemes,--layouts", a->schemes, "all, or layouts separated by semicolons (laga:4,v=view)")
@@ -315,7 +360,7 @@ void add_compare(CLI::App& app, const CommandLine& command_line, int& exit_code)
   command->add_option("--timeout", a->timeout_s, "seconds without a sign of life after which a rank has stalled")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
-  command->callback([a, command_line, &exit_code] { exit_code = run_compare(*a, command_line); });
+  command->callback([a, command, command_line, &exit_code] { exit_code = run_phase(*a, *command, command_line); });
 }
 
 }  // namespace isomer

@@ -154,7 +154,8 @@ Outcome run_ranks(const Prepared& p, DType dtype, const GenerateOptions& generat
 
 double rate(std::int64_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 
-void print_summary(const GenerateArguments& a, const Outcome& o, const GroupOptions& group) {
+void print_summary(const GenerateArguments& a, const Outcome& o, const Prepared& p) {
+  const GroupOptions& group = p.group;
   const Generated& g = o.generated;
   const std::string text = fmt::format(
       "{} tokens of prompt at {:.0f} tokens/s, {} decoded at {:.1f} tokens/s; {}, {}, {} ranks ({}) of {} threads; "
@@ -163,6 +164,9 @@ void print_summary(const GenerateArguments& a, const Outcome& o, const GroupOpti
       a.layout, a.dtype, group.num_ranks, name_of(group.backend), threads_per_rank(group),
       format_bytes(static_cast<double>(g.cache_bytes)));
   std::fputs(text.c_str(), stderr);
+  if (const std::string note = cache_copies_note(p.engine.layout, p.engine.config); !note.empty()) {
+    std::fputs((note + "\n").c_str(), stderr);
+  }
 }
 
 json result_json(const GenerateArguments& a, const Outcome& o, const Prepared& p) {
@@ -224,7 +228,7 @@ int run_generate(const GenerateArguments& a, const CommandLine& command_line) {
   if (mpi && !under_mpirun()) relaunch_under_mpirun(prepared.group.num_ranks, command_line.argc, command_line.argv);
   const Outcome outcome = run_and_print(a, prepared);
   if (mpi && mpi_world().rank != 0) return 0;
-  print_summary(a, outcome, prepared.group);
+  print_summary(a, outcome, prepared);
   if (!a.json_file.empty()) {
     write_text_atomically(a.json_file, result_json(a, outcome, prepared).dump(2) + "\n");
   }

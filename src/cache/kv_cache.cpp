@@ -147,6 +147,23 @@ std::vector<TokenRun> KvCache::runs(int sequence, std::int64_t begin, std::int64
   return found;
 }
 
+std::vector<TokenRun> KvCache::packed_runs(int sequence, std::int64_t end) const {
+  const Sequence& s = find(sequence);
+  ISOMER_CHECK(end >= 0 && end <= s.length, "positions up to {} of a sequence of {}", end, s.length);
+  const std::int64_t count = options_.shards.count(options_.slice, end);
+  std::vector<TokenRun> found;
+  for (std::int64_t place = 0; place < count; place += options_.page_tokens) {
+    const std::int64_t row = s.pages.at(static_cast<std::size_t>(place / options_.page_tokens)) * options_.page_tokens;
+    const std::int64_t length = std::min(options_.page_tokens, count - place);
+    if (!found.empty() && found.back().row + found.back().length == row) {
+      found.back().length += length;
+    } else {
+      found.push_back({.row = row, .length = length, .position = place});
+    }
+  }
+  return found;
+}
+
 void KvCache::store(RankContext& ctx, std::int64_t layer, int sequence, std::int64_t begin, const Tensor& keys,
                     const Tensor& values) {
   for (const TokenRun& run : runs(sequence, begin, begin + keys.size(0))) {

@@ -26,7 +26,7 @@ struct CacheRowShape {
 };
 
 struct CacheOptions {
-  std::int64_t num_layers = 0;
+  std::int64_t num_layers = 0, first_layer = 0;  // this rank's: [first_layer, first_layer + num_layers)
   CacheRowShape row;
   DType dtype = DType::f32;
   std::int64_t page_tokens = 64;
@@ -64,10 +64,14 @@ class KvCache {
   void truncate(RankContext& ctx, int sequence, std::int64_t length);
 
   /// Rows of all positions in a layer's pool: keys [rows, num_heads, key_width], values [rows, num_heads, value_width].
-  Tensor keys(std::int64_t layer) const { return keys_.at(static_cast<std::size_t>(layer)); }
-  Tensor values(std::int64_t layer) const { return values_.at(static_cast<std::size_t>(layer)); }
+  Tensor keys(std::int64_t layer) const { return keys_.at(static_cast<std::size_t>(layer - options_.first_layer)); }
+  Tensor values(std::int64_t layer) const { return values_.at(static_cast<std::size_t>(layer - options_.first_layer)); }
   /// Where this slice's positions within [begin, end) stand in a pool, increasing; segment 0.
   std::vector<TokenRun> runs(int sequence, std::int64_t begin, std::int64_t end) const;
+
+  /// Where this slice's positions of [0, end) stand, for a reader who sees all of them: as few runs as pages allow,
+  /// whose positions are places among the slice's own (none beyond the true one).
+  std::vector<TokenRun> packed_runs(int sequence, std::int64_t end) const;
 
   /// Stores the rows of the positions [begin, begin + rows) as far as this slice owns them. `keys` [rows, num_heads,
   /// key_width], `values` likewise, ignored for latent rows; rounded to the cache's type.

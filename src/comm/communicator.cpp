@@ -110,6 +110,7 @@ struct Communicator::Impl {
   std::vector<Block> blocks(const Call& call, std::span<const Tensor> tensors, std::string_view role) const {
     if (std::ssize(tensors) != size()) refuse(call, "{} {} tensors for a group of {}", tensors.size(), role, size());
     std::vector<Block> result;
+    result.reserve(tensors.size());
     for (int peer = 0; peer < size(); ++peer)
       result.push_back(block(call, tensors[static_cast<std::size_t>(peer)], role, peer));
     return result;
@@ -232,7 +233,8 @@ Work Communicator::issue_all_to_all(std::string_view tensor, std::span<const Ten
   call.send = impl_->blocks(call, send, "send");
   call.receive = impl_->blocks(call, receive, "receive");
   impl_->check_own(call);
-  return impl_->enter_and_issue(std::move(call), joined(send, receive));
+  // Dry there is no data to keep alive, and large groups make many calls.
+  return impl_->enter_and_issue(std::move(call), impl_->ctx.dry_run() ? std::vector<Tensor>() : joined(send, receive));
 }
 
 Work Communicator::issue_all_gather(std::string_view tensor, const Tensor& mine, std::span<const Tensor> receive) {

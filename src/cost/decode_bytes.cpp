@@ -62,7 +62,10 @@ struct Step {
   int slice() const { return device / shards.tpa; }
   int column() const { return device % shards.tpa; }
   std::int64_t hidden() const { return batch * config.hidden_size; }
-  std::int64_t column_heads() const { return balanced_part(config.num_attention_heads, shards.tpa, column()).count; }
+  std::int64_t column_heads() const {
+    const std::int64_t kv = mla() ? config.num_attention_heads : config.num_key_value_heads;
+    return grouped_heads(config.num_attention_heads, kv, shards.tpa, column()).query.count;
+  }
   double own_heads() const { return part_of(column_heads(), shards.kvp, slice()); }
   /// Elements a head of a travelling partial result.
   double width() const {

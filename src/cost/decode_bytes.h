@@ -18,9 +18,10 @@ std::string_view name_of(DecodeScheme scheme);
 /// all of them as tpf·ep devices. `dp-ep:32` is a group of one device, 32 times.
 struct DecodeShards {
   DecodeScheme scheme = DecodeScheme::tp;
-  int kvp = 1;            // slices of the sequence: kvp, medha, helix
-  int tpa = 1;            // devices that split the heads (tp, gla, tpla, medha, helix) or the latent (exact-latent)
-  int latent_shards = 1;  // g of gla, tpla, exact-latent: divides tpa
+  int kvp = 1;              // slices of the sequence: kvp, medha, helix
+  int tpa = 1;              // devices that split the heads (tp, gla, tpla, medha, helix) or the latent (exact-latent)
+  std::int64_t chunk = 16;  // tokens of the cache dealt to a slice at once: kvp, medha, helix
+  int latent_shards = 1;    // g of gla, tpla, exact-latent: divides tpa
   int data_parallel = 1;
   int tpf = 1, ep = 1;
   std::int64_t shared_columns = 0;  // tpla: leading latent columns that stand on every device

@@ -93,6 +93,7 @@ void read_attention(const LayoutAxis& axis, AxisOptions& options, DecodeLayout& 
     s.gather_experts = options.word("experts", "all-reduce", "gather");
     layout.hop_b = !options.word("hopb", "on", "off");
   }
+  if (uses_slices(s.scheme)) s.chunk = options.size("chunk", static_cast<int>(DecodeShards{}.chunk));
   if (uses_slices(s.scheme) && s.scheme != DecodeScheme::kvp) s.values_before = options.word("wuv", "after", "before");
 }
 
@@ -106,12 +107,16 @@ void read_ffn(const ModelConfig& config, int tpf, int ep, DecodeShards& s) {
   s.ep = ep;
 }
 
+std::string chunk_text(const DecodeShards& s) {
+  return s.chunk == DecodeShards{}.chunk ? "" : fmt::format(",chunk={}", s.chunk);
+}
+
 std::string attention_text(const DecodeLayout& layout) {
   const DecodeShards& s = layout.shards;
   std::string text;
   switch (s.scheme) {
     case DecodeScheme::tp: return fmt::format("tp:{}", s.tpa);
-    case DecodeScheme::kvp: return fmt::format("kvp:{}", s.kvp);
+    case DecodeScheme::kvp: return fmt::format("kvp:{}{}", s.kvp, chunk_text(s));
     case DecodeScheme::exact_latent: return fmt::format("exact-latent:{}{}", s.tpa, s.whole_rope ? "" : ",rope=split");
     case DecodeScheme::gla:
     case DecodeScheme::tpla:
@@ -131,6 +136,7 @@ std::string attention_text(const DecodeLayout& layout) {
   if (s.values_before) text += ",wuv=before";
   if (s.gather_experts) text += ",experts=gather";
   if (helix && !layout.hop_b) text += ",hopb=off";
+  text += chunk_text(s);
   return text;
 }
 

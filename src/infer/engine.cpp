@@ -27,9 +27,10 @@ void check_sizes(int num_ranks, const EngineOptions& o, const ModelWeights& weig
   }
 }
 
-CacheOptions cache_options(const EngineOptions& o, DType weights, int rank) {
-  const RankCache mine = rank_cache_of(o.layout, o.config, rank);
-  CacheOptions cache{.num_layers = o.config.num_hidden_layers, .row = cache_row_shape(o.config, mine)};
+CacheOptions cache_options(const EngineOptions& o, DType weights, const Pipeline& pipeline) {
+  const RankCache mine = rank_cache_of(o.layout, o.config, pipeline.ranks_of_stage().rank());
+  const IndexRange layers = pipeline.layers();
+  CacheOptions cache{.num_layers = layers.count, .first_layer = layers.begin, .row = cache_row_shape(o.config, mine)};
   cache.dtype = o.cache_dtype.value_or(weights);
   cache.page_tokens = o.page_tokens;
   cache.shards = mine.shards;
@@ -42,7 +43,7 @@ CacheOptions cache_options(const EngineOptions& o, DType weights, int rank) {
 
 std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
                               std::int64_t page_tokens) {
-  const CacheShards shards{layout.shards.kvp};
+  const CacheShards shards = cache_shards_of(layout);
   std::int64_t pages = 0;
   for (const std::int64_t length : lengths) pages += pages_for(length, page_tokens, shards);
   return pages * page_tokens * shards.num_slices;
@@ -52,9 +53,15 @@ Engine::Engine(RankContext& ctx, Communicator& comm, EngineOptions options, cons
     : comm_(comm), options_(std::move(options)) {
   options_.layout = complete_layout(options_.layout, options_.tpla.get());
   check_sizes(comm.size(), options_, weights);
-  scheme_ = make_step_scheme({comm, options_.layout, options_.config, options_.tpla.get()});
-  model_ = cut_model(options_.config, weights, *scheme_, comm.rank());
-  cache_ = std::make_unique<KvCache>(ctx, cache_options(options_, weights.norm.dtype(), comm.rank()));
+  pipeline_ = std::make_unique<Pipeline>(comm, options_.layout, options_.config);
+  scheme_ = make_step_scheme({pipeline_->ranks_of_stage(), options_.layout, options_.config, options_.tpla.get()});
+  ModelWeights mine = weights;
+  const IndexRange layers = pipeline_->layers();
+  for (std::int64_t layer = 0; layer < options_.config.num_hidden_layers; ++layer) {
+    if (layer < layers.begin || layer >= layers.end()) mine.layers[static_cast<std::size_t>(layer)] = {};
+  }
+  model_ = cut_model(options_.config, mine, *scheme_, pipeline_->ranks_of_stage().rank());
+  cache_ = std::make_unique<KvCache>(ctx, cache_options(options_, weights.norm.dtype(), *pipeline_));
 }
 
 void Engine::check(std::span<const Input> inputs) const {
@@ -79,9 +86,8 @@ void Engine::check(std::span<const Input> inputs) const {
   }
 }
 
-Tensor Engine::forward(RankContext& ctx, std::span<const Input> inputs, std::span<const std::int64_t> begins,
-                       bool explicit_form) {
-  const PhaseScope phase(ctx, Phase::forward);
+Tensor Engine::through_layers(RankContext& ctx, std::span<const Input> inputs, std::span<const std::int64_t> begins,
+                              bool explicit_form) {
   DecodeStep step{.explicit_form = explicit_form};
   std::vector<std::int32_t> ids;
   std::vector<IndexRange> positions;
@@ -95,14 +101,44 @@ Tensor Engine::forward(RankContext& ctx, std::span<const Input> inputs, std::spa
   const ModelConfig& c = options_.config;
   step.rope = make_rope_rows(ctx, c, model_.explicit_part.weights.norm.dtype(), 0, positions, 1,
                              std::max(options_.cache_tokens, c.max_position_embeddings));
-  Tensor x = embedding_forward(ctx, c, model_.explicit_part.weights.embed_tokens, ids);
-  x.reclassify(MemoryClass::workspace);
-  for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
-    const DecodeBlock block{model_, layer, step, *cache_, comm_};
+  Tensor x;
+  if (pipeline_->stage() > 0) {
+    x = pipeline_->receive(ctx, step.num_rows, c.hidden_size, model_.explicit_part.weights.norm.dtype());
+  } else {
+    x = embedding_forward(ctx, c, model_.explicit_part.weights.embed_tokens, ids);
+    x.reclassify(MemoryClass::workspace);
+  }
+  for (std::int64_t layer = pipeline_->layers().begin; layer < pipeline_->layers().end(); ++layer) {
+    const DecodeBlock block{model_, layer, step, *cache_, pipeline_->ranks_of_stage()};
     x = scheme_->attention(ctx, block, x);
     x = scheme_->ffn(ctx, block, x);
   }
   return x;
+}
+
+Tensor Engine::forward(RankContext& ctx, std::span<const Input> inputs, std::span<const std::int64_t> begins,
+                       bool explicit_form) {
+  const PhaseScope phase(ctx, Phase::forward);
+  if (pipeline_->num_stages() == 1) return through_layers(ctx, inputs, begins, explicit_form);
+  // As many parts of the batch as stages, so that all stages work.
+  const auto count = static_cast<std::int64_t>(inputs.size());
+  const std::int64_t parts = std::min<std::int64_t>(pipeline_->num_stages(), count);
+  std::int64_t rows = 0, row = 0;
+  for (const Input& input : inputs) rows += static_cast<std::int64_t>(input.ids.size());
+  const Tensor all = ctx.empty("x of the last stage", MemoryClass::workspace, model_.explicit_part.weights.norm.dtype(),
+                               {rows, options_.config.hidden_size});
+  std::vector<Work> works;
+  for (std::int64_t part = 0; part < parts; ++part) {
+    const IndexRange range = balanced_part(count, parts, part);
+    const auto begin = static_cast<std::size_t>(range.begin), size = static_cast<std::size_t>(range.count);
+    const Tensor x = through_layers(ctx, inputs.subspan(begin, size), begins.subspan(begin, size), explicit_form);
+    works.push_back(pipeline_->send(x));
+    copy(ctx, "collect x", x, all.slice(0, row, x.size(0)));
+    row += x.size(0);
+  }
+  for (Work& work : works) work.wait();
+  pipeline_->share(ctx, all);
+  return all;
 }
 
 Tensor Engine::logits(RankContext& ctx, const Tensor& x) const {

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "infer/pipeline.h"
 #include "parallel/decode/step_scheme.h"
 
 namespace isomer {
@@ -40,6 +41,8 @@ class Engine {
       : Engine(ctx, ctx.comm(), std::move(options), weights) {}
 
   const EngineOptions& options() const { return options_; }
+  /// Of the layout's ranks, this one.
+  int rank() const { return comm_.rank(); }
   const KvCache& cache() const { return *cache_; }
   KvCache& cache() { return *cache_; }
 
@@ -67,10 +70,14 @@ class Engine {
   /// Last layer's output [Σ ids, D]; the cache has grown already.
   Tensor forward(RankContext& ctx, std::span<const Input> inputs, std::span<const std::int64_t> begins,
                  bool explicit_form);
+  /// Some of the step's sequences through this stage's layers; `x` as the last of them leaves it.
+  Tensor through_layers(RankContext& ctx, std::span<const Input> inputs, std::span<const std::int64_t> begins,
+                        bool explicit_form);
   Tensor logits(RankContext& ctx, const Tensor& x) const;
 
   Communicator& comm_;
   EngineOptions options_;
+  std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<StepScheme> scheme_;
   DecodeModel model_;
   std::unique_ptr<KvCache> cache_;

@@ -15,7 +15,7 @@ std::int64_t length_of(const TextRequest& r) {
 }
 
 void check_room(const EngineOptions& o, const std::vector<TextRequest>& requests, std::int64_t free_pages) {
-  const CacheShards shards{o.layout.shards.kvp};
+  const CacheShards shards = cache_shards_of(o.layout);
   std::vector<std::int64_t> lengths;
   std::int64_t pages = 0, tokens = 0;
   for (const TextRequest& r : requests) {
@@ -122,8 +122,7 @@ void check_requests(const EngineOptions& options, const std::vector<TextRequest>
         prompt, r.max_new_tokens, c.max_position_embeddings, c.name,
         std::max<std::int64_t>(0, c.max_position_embeddings - prompt + 1));
   }
-  check_room(options, requests,
-             pages_for(options.cache_tokens, options.page_tokens, CacheShards{options.layout.shards.kvp}));
+  check_room(options, requests, pages_for(options.cache_tokens, options.page_tokens, cache_shards_of(options.layout)));
 }
 
 Generated generate(RankContext& ctx, Engine& engine, const std::vector<TextRequest>& requests,

@@ -240,7 +240,8 @@ void hand_over_cache(RankContext& ctx, Communicator& comm, const ModelConfig& co
 std::string why_hand_over_unfit(const ModelConfig& config, const CacheGroup& from, const CacheGroup& to, int num_ranks,
                                 const TplaModel* tpla) {
   for (const CacheGroup* group : {&from, &to}) {
-    const std::string reason = why_step_unfit(group->layout, config, tpla);
+    std::string reason = why_step_unfit(group->layout, config, tpla);
+    if (group->layout.pp > 1) reason = "a cache whose layers lie on several stages is not handed over; leave out pp";
     if (!reason.empty()) {
       return fmt::format("{} layout '{}': {}", group == &from ? "prefill" : "decode", to_string(group->layout), reason);
     }

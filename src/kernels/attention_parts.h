@@ -16,6 +16,15 @@ namespace isomer {
 /// float32 (float64 for float64).
 void weigh_partial_attention(RankContext& ctx, const Tensor& out, const Tensor& lses, std::int64_t part);
 
+/// Partial results packed for one message: a row [out | lse], the LSE's bits in this many elements of out's type.
+std::int64_t packed_lse_elements(DType dtype);
+/// packed [rows, heads, width + packed_lse_elements] from out [rows, heads, width] and lse [heads, rows].
+void pack_partial_attention(RankContext& ctx, const Tensor& out, const Tensor& lse, const Tensor& packed);
+/// out [rows, heads, width] = Σ_j e^(lse_j − m) out_j / Σ_j e^(lse_j − m), m = max lse_j, of packed parts [parts, rows,
+/// heads, width + packed_lse_elements], in their order; float32 sums (float64 for float64), rounded once. Parts of LSE
+/// −inf are not read; where all are, out is 0.
+void merge_packed_attention(RankContext& ctx, const Tensor& parts, const Tensor& out);
+
 /// x[row, head] *= factors[head]. x [rows, heads, width] with unit inner stride.
 void scale_heads(RankContext& ctx, std::string_view name, const Tensor& x, std::span<const double> factors);
 

@@ -62,6 +62,28 @@ struct TokenShards {
   }
 };
 
+/// Query heads and the KV heads that they use, in equal groups.
+struct HeadCut {
+  IndexRange query, kv;
+};
+
+/// Part `part` of `parts` of the heads, each with at least one query head (parts ≤ num_heads). As long as there are KV
+/// heads enough they are dealt with all their query heads (9 query and 3 KV heads over 2: 6 with 2, and 3 with 1);
+/// beyond that each KV head stands on several parts, neighbours, over which its query heads are dealt. num_kv_heads
+/// divides num_heads; latent attention has as many.
+inline HeadCut grouped_heads(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t parts, std::int64_t part) {
+  const std::int64_t group = num_heads / num_kv_heads;
+  if (parts <= num_kv_heads) {
+    const IndexRange kv = balanced_part(num_kv_heads, parts, part);
+    return {{kv.begin * group, kv.count * group}, kv};
+  }
+  std::int64_t head = 0;
+  while (balanced_part(parts, num_kv_heads, head).end() <= part) ++head;
+  const IndexRange copies = balanced_part(parts, num_kv_heads, head);
+  const IndexRange query = balanced_part(group, copies.count, part - copies.begin);
+  return {{head * group + query.begin, query.count}, {head, 1}};
+}
+
 /// Equal, contiguous shards of the heads; schemes that need them refuse other numbers of ranks beforehand.
 struct HeadShards {
   std::int64_t num_heads = 0;

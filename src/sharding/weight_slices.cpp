@@ -62,13 +62,20 @@ std::vector<std::int64_t> fitting_ranks(const ModelConfig& c) {
 }  // namespace
 
 IndexRange query_heads_of(const ModelConfig& config, const WeightSplit& p) {
+  if (p.heads) return p.heads->query;
   return HeadShards{config.num_attention_heads, p.head_parts}.heads(p.head_part);
 }
 
 IndexRange kv_heads_of(const ModelConfig& config, const WeightSplit& p) {
+  if (p.heads) return p.heads->kv;
   const std::int64_t heads = config.num_key_value_heads;
   if (heads % p.head_parts == 0) return HeadShards{heads, p.head_parts}.heads(p.head_part);
   return {p.head_part * heads / p.head_parts, 1};
+}
+
+HeadCut column_heads_of(const ModelConfig& c, int columns, int column) {
+  const std::int64_t kv = c.attention == AttentionKind::gqa ? c.num_key_value_heads : c.num_attention_heads;
+  return grouped_heads(c.num_attention_heads, kv, columns, column);
 }
 
 IndexRange experts_of(const ModelConfig& config, const WeightSplit& p) {
@@ -80,7 +87,7 @@ std::optional<WeightSlice> slice_of_weight(const ModelConfig& config, std::strin
   const std::string_view slot = slot_of(name);
   if (name.find("self_attn.") != std::string_view::npos) {
     // The output's bias is added once, after the sum over ranks.
-    if (p.head_parts == 1 || (name.ends_with(".bias") && slot == "o_proj")) return std::nullopt;
+    if ((p.head_parts == 1 && !p.heads) || (name.ends_with(".bias") && slot == "o_proj")) return std::nullopt;
     return slice_of_attention(config, slot, p);
   }
   const bool by_rows = slot == "gate_proj" || slot == "up_proj";
@@ -102,6 +109,29 @@ std::string why_heads_unfit(const ModelConfig& c, int num_ranks) {
                        c.num_attention_heads, of_kv, num_ranks, c.name, fmt::join(fitting_ranks(c), ", "));
   }
   return {};
+}
+
+std::string why_columns_unfit(const ModelConfig& c, int slices, int columns) {
+  const auto fewest = [&](int of) {
+    std::int64_t least = c.num_attention_heads;
+    for (int column = 0; column < of; ++column) {
+      least = std::min(least, column_heads_of(c, of, column).query.count);
+    }
+    return least;
+  };
+  if (columns <= c.num_attention_heads && fewest(columns) >= slices) return {};
+  std::vector<std::string> fitting;
+  for (int of = 1; of <= c.num_attention_heads; ++of) {
+    if (of == 1 || fewest(of) != fewest(of - 1)) fitting.push_back(fmt::format("tpa={} kvp≤{}", of, fewest(of)));
+    if (fitting.size() == 8) break;
+  }
+  return fmt::format(
+      "kvp={} slices of tpa={} columns are {} ranks, of which each needs a query head of its own, and {} has {} "
+      "heads{}; "
+      "these fit: {}",
+      slices, columns, slices * columns, c.name, c.num_attention_heads,
+      c.attention == AttentionKind::gqa ? fmt::format(" in {} KV groups", c.num_key_value_heads) : "",
+      fmt::join(fitting, ", "));
 }
 
 std::string why_ffn_unfit(const ModelConfig& c, int tpf, int ep) {

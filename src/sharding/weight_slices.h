@@ -21,6 +21,7 @@ struct WeightSlice {
 struct WeightSplit {
   int head_parts = 1, head_part = 0;  // attention, by query heads
   bool split_kv_heads = true;         // grouped-query attention: only the KV heads of the rank's query heads, else all
+  std::optional<HeadCut> heads;       // instead of those three, where parts may be uneven
   int ffn_parts = 1, ffn_part = 0;    // dense FFNs and shared experts, by intermediate width
   /// EP: routed experts stand in groups of neighbours, one group a part; inside a group their width is cut over
   /// ffn_parts / expert_parts ranks (TPF), the inner axis of ffn_part.
@@ -34,6 +35,8 @@ struct WeightSplit {
 IndexRange query_heads_of(const ModelConfig& config, const WeightSplit& split);
 /// KV heads that the rank's query heads use; ranks beyond their number share one (a copy each).
 IndexRange kv_heads_of(const ModelConfig& config, const WeightSplit& split);
+/// Heads of one of so many columns: grouped_heads of the model's.
+HeadCut column_heads_of(const ModelConfig& config, int columns, int column);
 /// Routed experts of a rank.
 IndexRange experts_of(const ModelConfig& config, const WeightSplit& split);
 
@@ -45,6 +48,8 @@ std::optional<WeightSlice> slice_of_weight(const ModelConfig& config, std::strin
 /// Why heads, KV heads, experts or an intermediate width can't be spread over so many ranks, with what would do; empty
 /// if they can.
 std::string why_heads_unfit(const ModelConfig& config, int num_ranks);
+/// The same for columns that grouped_heads deals heads to, each over `slices` ranks with at least one head.
+std::string why_columns_unfit(const ModelConfig& config, int slices, int columns);
 std::string why_ffn_unfit(const ModelConfig& config, int tpf, int ep);
 
 }  // namespace isomer

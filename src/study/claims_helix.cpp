@@ -19,39 +19,20 @@ struct HelixEntry {
   Claim (*find)(const ClaimsOptions& options);
 };
 
-Claim joins_with_execution(std::string claim, std::string published) {
-  return {.claim = std::move(claim),
-          .published = std::move(published),
-          .found = "-",
-          .verdict = Verdict::cannot_be_tested_here,
-          .reason = "joins with sharded decoding (not measured in this version)",
-          .command = "-"};
-}
-
-Claim helix_h1(const ClaimsOptions&) { return joins_with_execution("attention is exact", "exact"); }
-Claim helix_h2(const ClaimsOptions&) {
-  return joins_with_execution("what the exchange sends does not depend on the context", "independent of S");
-}
-Claim helix_h3(const ClaimsOptions&) {
-  return joins_with_execution("16 tokens round-robin keep the growing cache balanced", "balanced");
-}
-Claim helix_h4(const ClaimsOptions&) {
-  return joins_with_execution("HOP-B: eight requests take 17 units instead of 25.6", "25.6 → 17");
-}
 Claim helix_h5(const ClaimsOptions&) { return helix_roofline(); }
-Claim helix_h11(const ClaimsOptions&) {
-  return joins_with_execution("QKV weights are replicated KVP times: what that costs a step", "-");
-}
-Claim helix_h12(const ClaimsOptions&) {
-  return joins_with_execution("changing the layout between attention and FFN costs little", "-");
-}
-
 const std::vector<HelixEntry>& helix_entries() {
-  static const std::vector<HelixEntry> entries = {
-      {"H1", helix_h1},     {"H2", helix_h2},      {"H3", helix_h3},
-      {"H4", helix_h4},     {"H5", helix_h5},      {"H6", helix_r1},
-      {"H7", helix_llama},  {"H8", helix_overlap}, {"H9", helix_short_contexts},
-      {"H10", helix_sweep}, {"H11", helix_h11},    {"H12", helix_h12}};
+  static const std::vector<HelixEntry> entries = {{"H1", helix_exact},
+                                                  {"H2", helix_exchange},
+                                                  {"H3", helix_balance},
+                                                  {"H4", helix_hop_b},
+                                                  {"H5", helix_h5},
+                                                  {"H6", helix_r1},
+                                                  {"H7", helix_llama},
+                                                  {"H8", helix_overlap},
+                                                  {"H9", helix_short_contexts},
+                                                  {"H10", helix_sweep},
+                                                  {"H11", helix_replicated_projections},
+                                                  {"H12", helix_layout_change}};
   return entries;
 }
 

@@ -18,6 +18,13 @@ HelixSetting helix_paper_setting();
 /// Fitted efficiencies, FP4 weights, FP8 cache, BF16 between devices: what kernels and libraries do today.
 HelixSetting helix_measured_setting();
 
+// claims_helix_measured.cpp
+Claim helix_exact(const ClaimsOptions& o);                   // H1
+Claim helix_exchange(const ClaimsOptions& o);                // H2
+Claim helix_balance(const ClaimsOptions& o);                 // H3
+Claim helix_hop_b(const ClaimsOptions& o);                   // H4
+Claim helix_replicated_projections(const ClaimsOptions& o);  // H11
+Claim helix_layout_change(const ClaimsOptions& o);           // H12
 // claims_helix.cpp
 Claim helix_roofline();                              // H5
 Claim helix_short_contexts(const ClaimsOptions& o);  // H9

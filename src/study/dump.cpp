@@ -117,19 +117,32 @@ void check_dump_directory(const std::filesystem::path& directory) {
   }
 }
 
-Dump::Dump(std::filesystem::path directory, const BlockProblem& problem, const BlockData& data, int num_ranks,
-           bool at_root)
-    : directory_(std::move(directory)), num_ranks_(num_ranks) {
-  if (!at_root) return;
-  check_dump_directory(directory_);
-  std::filesystem::create_directories(directory_);
+namespace {
+
+std::vector<TensorSource> shared_tensors(const BlockData& data) {
   std::vector<TensorSource> shared;
   data.weights.for_each(
       [&](std::string_view name, const Tensor& t) { shared.push_back(tensor_source(std::string(name), t)); });
   shared.push_back(tensor_source("x", data.x));
   shared.push_back(tensor_source("dy", data.dy));
+  return shared;
+}
+
+}  // namespace
+
+Dump::Dump(std::filesystem::path directory, const BlockProblem& problem, const BlockData& data, int num_ranks,
+           bool at_root)
+    : Dump(std::move(directory), readme(problem, num_ranks),
+           at_root ? shared_tensors(data) : std::vector<TensorSource>(), num_ranks, at_root) {}
+
+Dump::Dump(std::filesystem::path directory, const std::string& readme, const std::vector<TensorSource>& shared,
+           int num_ranks, bool at_root)
+    : directory_(std::move(directory)), num_ranks_(num_ranks) {
+  if (!at_root) return;
+  check_dump_directory(directory_);
+  std::filesystem::create_directories(directory_);
   write_safetensors(directory_ / "shared.safetensors", shared);
-  write_text(directory_ / "README.md", readme(problem, num_ranks));
+  write_text(directory_ / "README.md", readme);
   write_text(directory_ / "read.py", kReader);
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "model/safetensors.h"
 #include "study/block_run.h"
 
 namespace isomer {
@@ -22,6 +23,9 @@ class Dump {
   /// `at_root` checks the directory and writes what is shared.
   Dump(std::filesystem::path directory, const BlockProblem& problem, const BlockData& data, int num_ranks,
        bool at_root);
+  /// The same with what is shared said by the caller.
+  Dump(std::filesystem::path directory, const std::string& readme, const std::vector<TensorSource>& shared,
+       int num_ranks, bool at_root);
   /// Takes copies: "<layout>/<tensor>" of a rank; a name seen again replaces the earlier one (repetitions).
   DumpSink sink();
   /// Writes LAYOUT/result.safetensors at once.

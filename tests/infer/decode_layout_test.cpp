@@ -17,14 +17,19 @@ std::int64_t sent(RankContext& ctx, const std::string& tensor = {}) {
   return bytes;
 }
 
-/// What cost/decode_bytes.h says of one step of all layers; `batch` new tokens.
+/// What cost/decode_bytes.h says of one step of the rank's layers; `batch` new tokens, half of them of each of two
+/// sequences, which go through a pipeline one after the other.
 double step_bytes(const ModelConfig& c, const DecodeLayout& layout, int rank, std::int64_t batch, std::int64_t context,
                   std::int64_t element_bytes) {
-  double bytes = 0;
-  for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+  const int stage = rank / layout.stage_devices(), place = rank % layout.stage_devices();
+  const IndexRange layers = balanced_part(c.num_hidden_layers, layout.pp, stage);
+  const std::int64_t parts = layout.pp > 1 ? 2 : 1;
+  double bytes = stage + 1 < layout.pp ? pipeline_elements(c, batch) * static_cast<double>(element_bytes) : 0;
+  for (std::int64_t layer = layers.begin; layer < layers.end(); ++layer) {
     const bool moe = c.moe.n_routed_experts > 0 && layer >= c.moe.first_k_dense_replace;
-    bytes += decode_attention_transfers(c, layout.shards, batch, context, rank).bytes_sent(element_bytes);
-    bytes += decode_ffn_transfers(c, layout.shards, moe, batch, rank).bytes_sent(element_bytes);
+    const auto attention = decode_attention_transfers(c, layout.shards, batch / parts, context, place);
+    const auto ffn = decode_ffn_transfers(c, layout.shards, moe, batch / parts, place);
+    bytes += static_cast<double>(parts) * (attention.bytes_sent(element_bytes) + ffn.bytes_sent(element_bytes));
   }
   return bytes;
 }
@@ -42,7 +47,8 @@ void expect_closed_form(const ModelConfig& config, const ModelWeights& weights, 
     ctx.ledger().clear();
     const Engine::Input inputs[] = {{a, std::span(ids).subspan(9, 2)}, {b, std::span(ids).subspan(9, 2)}};
     engine.decode(ctx, inputs);
-    EXPECT_EQ(static_cast<double>(sent(ctx)), step_bytes(config, layout, ctx.rank(), 4, 11, size_of(dtype)))
+    EXPECT_EQ(static_cast<double>(ctx.ledger().bytes_sent(Phase::forward)),
+              step_bytes(config, layout, ctx.rank(), 4, 11, size_of(dtype)))
         << config.name << " " << text << " rank " << ctx.rank() << (dry ? " dry" : "");
   });
 }
@@ -76,7 +82,12 @@ TEST(DecodeLayouts, CacheWhatTheTableSays) {
   EXPECT_EQ(cache_bytes(latent, "exact-latent:2"), 24 / 2 + 8);
   EXPECT_EQ(cache_bytes(latent, "exact-latent:4,rope=split"), (24 + 8) / 4);
   EXPECT_EQ(cache_bytes(latent, "kvp:2"), (24 + 8) / 2);
-  EXPECT_EQ(cache_bytes(latent, "kvp:4"), (24 + 8) / 4);
+  for (const char* layout : {"kvp:4", "helix:kvp=4,tpa=1", "medha:kvp=4,tpa=1"}) {
+    EXPECT_EQ(cache_bytes(latent, layout), (24 + 8) / 4) << layout;
+  }
+  EXPECT_EQ(cache_bytes(latent, "helix:kvp=2,tpa=2"), (24 + 8) / 2);  // a copy a column
+  EXPECT_EQ(cache_bytes(grouped, "helix:kvp=2,tpa=2"), 2 * 10 / 2);
+  EXPECT_EQ(cache_bytes(grouped, "helix:kvp=2,tpa=4"), 2 * 10 / 2);
   EXPECT_EQ(cache_bytes(grouped, "tp:1"), 2 * 2 * 10);
   EXPECT_EQ(cache_bytes(grouped, "tp:2"), 2 * 10);
   EXPECT_EQ(cache_bytes(grouped, "tp:4"), 2 * 10);  // ⌈2/4⌉ KV heads: a copy
@@ -105,7 +116,8 @@ TEST(DecodeLayouts, FailWithoutCommunication) {
     const ModelWeights weights = noisy_weights(config, DType::f32);
     const Ids ids = some_ids(60);
     const auto expected = reference_logits(config, ids);
-    for (const std::string layout : {"tp:2", "kvp:2", "exact-latent:2"}) {
+    for (const std::string layout :
+         {"tp:2", "kvp:2", "exact-latent:2", "helix:kvp=2,tpa=1", "medha:kvp=2,tpa=1", "pp:2"}) {
       if (!why_step_unfit(parse_decode_layout(layout, config), config).empty()) continue;
       for (const bool prefill : {false, true}) {
         std::vector<double> got;
@@ -146,9 +158,13 @@ TEST(DecodeLayouts, ComplaintsSayWhatWouldFit) {
   EXPECT_THAT(unfit("tp:3", latent), HasSubstr(": 1, 2, 4"));
   EXPECT_THAT(unfit("kvp:5", grouped), HasSubstr("8 heads with 2 KV heads"));
   EXPECT_THAT(unfit("tp:16", grouped), HasSubstr("1, 2, 4, 8"));
-  EXPECT_THAT(unfit("medha:2", latent), HasSubstr("there are: tp, "));
+  EXPECT_THAT(unfit("dp-ep:2", latent), HasSubstr("there are: tp, "));
+  EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("kvp=4 slices of tpa=2 columns are 8 ranks"));
+  EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("these fit: tpa=1 kvp≤4, tpa=2 kvp≤2"));
+  EXPECT_THAT(unfit("helix:kvp=2,tpa=2,tpf=2,ep=4", latent), HasSubstr("tpf=4,ep=1; tpf=2,ep=2; tpf=1,ep=4"));
+  EXPECT_THAT(unfit("medha:kvp=4,tpa=1,tpf=4", latent), HasSubstr("1 columns, to which the FFN is tied"));
   EXPECT_THAT(unfit("tp:2,q=gather", latent), HasSubstr("tp has no option 'q'"));
-  EXPECT_THAT(unfit("tp:2,pp:2", latent), HasSubstr("the engine does not run it"));
+  EXPECT_THAT(unfit("tp:2,pp:4", latent), HasSubstr("a pipeline of 4 stages needs a layer for each"));
   EXPECT_THAT(unfit("tp:2,ep=2", grouped), HasSubstr("small-grouped has no experts"));
   EXPECT_THAT(unfit("tp:4,ep=3", latent), HasSubstr("tpf=1 and ep=3 are 3 ranks, the attention has 4"));
   EXPECT_THAT(unfit("gla:g=2", grouped), HasSubstr("grouped-query, without one; take tp or kvp"));

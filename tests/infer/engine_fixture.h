@@ -130,11 +130,25 @@ inline int ranks_of(const std::string& layout, const ModelConfig& config) {
 
 /// Layouts that the engine runs for a model.
 inline std::vector<std::string> all_layouts(const ModelConfig& config) {
-  std::vector<std::string> layouts = {"tp:1", "tp:2", "tp:4", "kvp:2", "kvp:4"};
+  std::vector<std::string> layouts = {"tp:1",
+                                      "tp:2",
+                                      "tp:4",
+                                      "kvp:2",
+                                      "kvp:4",
+                                      "medha:kvp=2,tpa=2",
+                                      "pp:3",
+                                      "tp:2,pp:2",
+                                      "medha:kvp=3,tpa=1",
+                                      "helix:kvp=4,tpa=1",
+                                      "helix:kvp=3,tpa=1,q=gather",
+                                      "helix:kvp=2,tpa=2,wuv=before,hopb=off"};
   if (config.attention == AttentionKind::mla) {
     layouts.insert(layouts.end(), {"gla:g=2,tp=1", "gla:g=2,tp=2", "exact-latent:2", "exact-latent:4,rope=split"});
   }
-  if (config.moe.n_routed_experts > 0) layouts.insert(layouts.end(), {"tp:4,ep=2", "kvp:2,ep=2"});
+  if (config.moe.n_routed_experts > 0) {
+    layouts.insert(layouts.end(), {"tp:4,ep=2", "kvp:2,ep=2", "medha:kvp=2,tpa=2,ep=2",
+                                   "helix:kvp=4,tpa=1,tpf=2,ep=2,experts=gather,q=gather,absorb=before"});
+  }
   return layouts;
 }
 

@@ -69,16 +69,18 @@ TEST_P(EngineLogits, InNarrowTypesErrNoMoreThanOneRank) {
   EXPECT_LT(error({.layout = layout, .prompt = kTokens, .prefill_chunk = 100}), bound);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, EngineLogits,
-                         ::testing::Values(Case{"latent", "tp:1"}, Case{"latent", "tp:2"}, Case{"latent", "tp:4"},
-                                           Case{"latent", "tp:4,ep=2"}, Case{"latent", "exact-latent:1"},
-                                           Case{"latent", "exact-latent:2"}, Case{"latent", "exact-latent:4"},
-                                           Case{"latent", "exact-latent:2,rope=split"}, Case{"latent", "kvp:1"},
-                                           Case{"latent", "kvp:2"}, Case{"latent", "kvp:4"},
-                                           Case{"latent", "kvp:2,ep=2"}, Case{"grouped", "tp:1"},
-                                           Case{"grouped", "tp:2"}, Case{"grouped", "tp:4"}, Case{"grouped", "kvp:2"},
-                                           Case{"grouped", "kvp:4"}),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, EngineLogits,
+    ::testing::Values(Case{"latent", "tp:1"}, Case{"latent", "tp:2"}, Case{"latent", "tp:4"},
+                      Case{"latent", "tp:4,ep=2"}, Case{"latent", "exact-latent:1"}, Case{"latent", "exact-latent:2"},
+                      Case{"latent", "exact-latent:4"}, Case{"latent", "exact-latent:2,rope=split"},
+                      Case{"latent", "kvp:1"}, Case{"latent", "kvp:2"}, Case{"latent", "kvp:4"},
+                      Case{"latent", "kvp:2,ep=2"}, Case{"latent", "helix:kvp=3,tpa=1"},
+                      Case{"latent", "helix:kvp=2,tpa=2,ep=2"}, Case{"latent", "medha:kvp=2,tpa=2"},
+                      Case{"latent", "tp:2,pp:2"}, Case{"grouped", "pp:3"}, Case{"grouped", "helix:kvp=2,tpa=4"},
+                      Case{"grouped", "medha:kvp=3,tpa=2"}, Case{"grouped", "tp:1"}, Case{"grouped", "tp:2"},
+                      Case{"grouped", "tp:4"}, Case{"grouped", "kvp:2"}, Case{"grouped", "kvp:4"}),
+    name_of_case);
 
 /// −ln p(target) from logits.
 double loss_of(const std::vector<double>& logits, std::int64_t row, std::int64_t vocab, std::int32_t target) {

@@ -53,8 +53,10 @@ std::vector<Ids> tokens_of_one_rank(const ModelConfig& config) {
 TEST(HandOver, GivesTheTextOfOneGroup) {
   const ModelConfig latent = latent_config(), grouped = grouped_config();
   const auto expected_latent = tokens_of_one_rank(latent), expected_grouped = tokens_of_one_rank(grouped);
-  std::vector<Separated> cases = {
-      {"tp:1", "kvp:2"}, {"kvp:2", "exact-latent:2"}, {"tp:2", "kvp:2", false}, {"exact-latent:2,rope=split", "tp:1"}};
+  std::vector<Separated> cases = {{"tp:1", "kvp:2"},
+                                  {"kvp:2", "exact-latent:2"},
+                                  {"tp:2", "helix:kvp=2,tpa=1", false},
+                                  {"exact-latent:2,rope=split", "tp:1"}};
   if (full_tests()) {
     const std::vector<std::string> layouts = {
         "tp:1", "tp:2", "tp:4", "kvp:2", "kvp:4", "exact-latent:2", "exact-latent:4,rope=split"};
@@ -150,8 +152,9 @@ TEST(HandOver, NamesGroupsThatCannotBeServed) {
   EXPECT_EQ(why(latent, "tp:4", 0, "kvp:2", 4), "");
   EXPECT_THAT(why(latent, "tp:2", 1, "kvp:2", 3), HasSubstr("prefill 'tp:2' on ranks 1 to 2 and decode 'kvp:2'"));
   EXPECT_THAT(why(latent, "tp:2", 2, "kvp:2", 3), HasSubstr("apart need 4 ranks, there are 3"));
+  EXPECT_THAT(why(latent, "tp:2", 2, "pp:2", 4), HasSubstr("layers lie on several stages"));
   EXPECT_THAT(why(grouped, "exact-latent:2", 2, "tp:2", 4), HasSubstr("prefill layout 'exact-latent:2': it cuts"));
-  EXPECT_THAT(why(latent, "tp:2", 4, "medha:kvp=4,tpa=1", 6), HasSubstr("decode layout 'medha"));
+  EXPECT_THAT(why(latent, "tp:2", 2, "tpla:2", 4), HasSubstr("decode layout 'tpla"));
 }
 
 }  // namespace

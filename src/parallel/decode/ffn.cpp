@@ -4,7 +4,7 @@
 
 namespace isomer {
 
-Tensor decode_ffn(RankContext& ctx, const DecodeBlock& block, const Tensor& x) {
+Tensor ffn_part(RankContext& ctx, const DecodeBlock& block, const Tensor& x) {
   const LayerWeights& weights = block.model.explicit_part.weights.layers[static_cast<std::size_t>(block.index)];
   const ModelConfig& config = block.model.config;
   FfnSaved dropped;
@@ -14,13 +14,14 @@ Tensor decode_ffn(RankContext& ctx, const DecodeBlock& block, const Tensor& x) {
                    rstd);
   // Every rank has the same rows, so that all route alike; experts are cut by their width or stand on one rank,
   // and nobody adds x twice.
-  Tensor y = weights.is_moe() ? moe_forward(ctx, {config, weights}, x_norm, Tensor(), {}, dropped)
-                              : swiglu_forward(ctx, "", weights.mlp, x_norm, dropped.gate, dropped.up);
+  return weights.is_moe() ? moe_forward(ctx, {config, weights}, x_norm, Tensor(), {}, dropped)
+                          : swiglu_forward(ctx, "", weights.mlp, x_norm, dropped.gate, dropped.up);
+}
+
+Tensor decode_ffn(RankContext& ctx, const DecodeBlock& block, const Tensor& x) {
+  Tensor y = ffn_part(ctx, block, x);
   block.comm.all_reduce("ffn output", y);
-  if (const double scale = config.residual_scale(); scale != 1) {
-    scaled_sum(ctx, "residual scale", y, Tensor(), scale, y);
-  }
-  add(ctx, "residual", y, x, y);
+  add_residual(ctx, block, y, x);
   return y;
 }
 

@@ -98,7 +98,7 @@ class KvParallelScheme : public StepScheme {
       const auto rows_of_all = [&](const StepSequence& sequence, IndexRange positions) {
         return gather_rows(ctx, block, sequence, positions);
       };
-      return join_heads(ctx, block, attend_prefix(ctx, block, q, rows_of_all), x);
+      return join_heads(ctx, block, attend_prefix(ctx, block, q, rows_of_all).out, x);
     }
     const Tensor all_queries = gather_heads(ctx, block, absorb(ctx, block, q));
     const Tensor core = merge_slices(ctx, block, attend_cache(ctx, block, all_queries));

@@ -54,7 +54,7 @@ Tensor LatentShards::explicit_attention(RankContext& ctx, const DecodeBlock& blo
   const auto whole_rows = [&](const StepSequence& sequence, IndexRange positions) {
     return gather_rows(ctx, block, sequence, positions);
   };
-  return join_heads(ctx, block, attend_prefix(ctx, block, p.q, whole_rows), x);
+  return join_heads(ctx, block, attend_prefix(ctx, block, p.q, whole_rows).out, x);
 }
 
 }  // namespace isomer

@@ -14,11 +14,11 @@ struct Entry {
 };
 
 const std::vector<Entry>& entries() {
-  static const std::vector<Entry> list = {{DecodeScheme::tp, make_tp},
-                                          {DecodeScheme::gla, make_gla},
-                                          {DecodeScheme::tpla, make_tpla},
-                                          {DecodeScheme::exact_latent, make_exact_latent},
-                                          {DecodeScheme::kvp, make_kvp}};
+  static const std::vector<Entry> list = {
+      {DecodeScheme::tp, make_tp},      {DecodeScheme::gla, make_gla},
+      {DecodeScheme::tpla, make_tpla},  {DecodeScheme::exact_latent, make_exact_latent},
+      {DecodeScheme::kvp, make_kvp},    {DecodeScheme::medha, make_medha},
+      {DecodeScheme::helix, make_helix}};
   return list;
 }
 
@@ -37,6 +37,23 @@ Tensor cut(const Tensor& tensor, const std::optional<WeightSlice>& slice) {
 /// Whether a rank caches a part of the latent's columns.
 bool cuts_latent(const DecodeShards& s) {
   return s.scheme == DecodeScheme::gla || s.scheme == DecodeScheme::tpla || s.scheme == DecodeScheme::exact_latent;
+}
+
+/// Whether heads are dealt to columns (tpa), and every column's sequence to slices (kvp).
+bool has_columns(const DecodeShards& s) { return s.scheme == DecodeScheme::helix || s.scheme == DecodeScheme::medha; }
+
+/// TPF · EP is what the ranks of the FFN are: those of the attention, or under medha its columns.
+std::string why_ffn_ranks_unfit(const DecodeShards& s) {
+  const bool medha = s.scheme == DecodeScheme::medha;
+  const int ranks = medha ? s.tpa : s.group();
+  if (s.tpf * s.ep == ranks) return {};
+  std::vector<std::string> fitting;
+  for (int ep = 1; ep <= ranks; ++ep) {
+    if (ranks % ep == 0) fitting.push_back(fmt::format("tpf={},ep={}", ranks / ep, ep));
+  }
+  return fmt::format("tpf={} and ep={} are {} ranks, the attention has {}{}: their product must be that; these fit: {}",
+                     s.tpf, s.ep, s.tpf * s.ep, ranks, medha ? " columns, to which the FFN is tied" : "",
+                     fmt::join(fitting, "; "));
 }
 
 std::string why_latent_unfit(const DecodeShards& s, const ModelConfig& c) {
@@ -79,6 +96,13 @@ std::string why_tpla_unfit(const DecodeShards& s, const ModelConfig& c, const Tp
   return {};
 }
 
+bool same_split(const WeightSplit& a, const WeightSplit& b) {
+  return a.head_parts == b.head_parts && a.head_part == b.head_part && a.split_kv_heads == b.split_kv_heads &&
+         a.heads.has_value() == b.heads.has_value() &&
+         (!a.heads || (a.heads->query.begin == b.heads->query.begin && a.heads->query.count == b.heads->query.count)) &&
+         a.ffn_parts == b.ffn_parts && a.ffn_part == b.ffn_part && a.expert_parts == b.expert_parts;
+}
+
 ModelPart cut_part(const ModelConfig& config, const ModelWeights& weights, const WeightSplit& split) {
   ModelPart part{.local = config, .weights = weights, .split = split};
   part.local.num_attention_heads = query_heads_of(config, split).count;
@@ -109,17 +133,20 @@ DecodeLayout complete_layout(DecodeLayout layout, const TplaModel* tpla) {
 
 std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config, const TplaModel* tpla) {
   const DecodeShards& s = layout.shards;
-  if (entry_of(layout) == nullptr || s.data_parallel > 1 || layout.pp > 1) {
+  if (entry_of(layout) == nullptr || s.data_parallel > 1) {
     return fmt::format("the engine does not run it (the planner prices it); there are: {}",
                        fmt::join(step_scheme_names(), ", "));
   }
+  if (layout.pp > config.num_hidden_layers) {
+    return fmt::format("a pipeline of {} stages needs a layer for each, {} has {}; take at most {}", layout.pp,
+                       config.name, config.num_hidden_layers, config.num_hidden_layers);
+  }
   if (std::string reason = why_latent_unfit(s, config); !reason.empty()) return reason;
   if (std::string reason = why_tpla_unfit(s, config, tpla); !reason.empty()) return reason;
-  if (std::string reason = why_heads_unfit(config, s.group()); !reason.empty()) return reason;
-  if (s.tpf * s.ep != s.group()) {
-    return fmt::format("tpf={} and ep={} are {} ranks, the attention has {}: their product must be that", s.tpf, s.ep,
-                       s.tpf * s.ep, s.group());
-  }
+  std::string reason_of_heads =
+      has_columns(s) ? why_columns_unfit(config, s.kvp, s.tpa) : why_heads_unfit(config, s.group());
+  if (!reason_of_heads.empty()) return reason_of_heads;
+  if (std::string reason = why_ffn_ranks_unfit(s); !reason.empty()) return reason;
   return why_ffn_unfit(config, s.tpf, s.ep);
 }
 
@@ -130,9 +157,20 @@ std::unique_ptr<StepScheme> make_step_scheme(const SchemeArguments& arguments) {
 }
 
 DecodeModel cut_model(const ModelConfig& config, const ModelWeights& weights, const StepScheme& scheme, int rank) {
-  return {.config = config,
-          .explicit_part = cut_part(config, weights, scheme.explicit_split(rank)),
-          .absorbed_part = cut_part(config, weights, scheme.absorbed_split(rank))};
+  const WeightSplit prefill = scheme.explicit_split(rank), decode = scheme.absorbed_split(rank);
+  DecodeModel model{.config = config, .explicit_part = cut_part(config, weights, prefill), .absorbed_part = {}};
+  model.absorbed_part = same_split(decode, prefill) ? model.explicit_part : cut_part(config, weights, decode);
+  return model;
+}
+
+std::string cache_copies_note(const DecodeLayout& layout, const ModelConfig& config) {
+  const DecodeShards& s = layout.shards;
+  const bool latent = config.attention == AttentionKind::mla;
+  const std::int64_t heads = latent ? 1 : config.num_key_value_heads;
+  if (cuts_latent(s) || s.tpa <= heads) return {};
+  return fmt::format("the cache stands {} times: {} of {} ranks splits query heads beyond the {} that {} has",
+                     s.tpa / heads, has_columns(s) ? "tpa" : "tp", s.tpa,
+                     latent ? "one latent row" : fmt::format("{} KV heads", heads), config.name);
 }
 
 WeightSplit even_split(const DecodeLayout& layout, int rank, bool split_kv_heads) {
@@ -145,11 +183,14 @@ WeightSplit even_split(const DecodeLayout& layout, int rank, bool split_kv_heads
           .expert_parts = s.ep};
 }
 
+CacheShards cache_shards_of(const DecodeLayout& layout) { return {layout.shards.kvp, layout.shards.chunk}; }
+
 RankCache rank_cache_of(const DecodeLayout& layout, const ModelConfig& config, int rank) {
   const DecodeShards& s = layout.shards;
-  RankCache cache{.shards = {s.kvp}, .slice = rank / s.tpa};
+  RankCache cache{.shards = cache_shards_of(layout), .slice = rank / s.tpa};
   if (config.attention == AttentionKind::gqa) {
-    cache.kv_heads = kv_heads_of(config, {.head_parts = s.tpa, .head_part = rank % s.tpa});
+    cache.kv_heads = has_columns(s) ? column_heads_of(config, s.tpa, rank % s.tpa).kv
+                                    : kv_heads_of(config, {.head_parts = s.tpa, .head_part = rank % s.tpa});
     return cache;
   }
   if (!cuts_latent(s)) {

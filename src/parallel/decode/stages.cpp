@@ -15,8 +15,8 @@ namespace {
 /// [T, h, w] → [h, T, w].
 Tensor by_head(const Tensor& t) { return t.transpose(0, 1); }
 
-UpProjectionViews up_projections(const DecodeBlock& block) {
-  return up_projection_views(block.model.config, block.weights().attention.kv_b_proj, {0, block.heads()});
+UpProjectionViews up_projections(const DecodeBlock& block, IndexRange heads) {
+  return up_projection_views(block.model.config, block.weights().attention.kv_b_proj, heads);
 }
 
 /// Merging starts from nothing: out = 0, lse = −inf.
@@ -50,6 +50,10 @@ AttentionInputs grouped_inputs(const Tensor& q, const CachedRows& rows) {
 
 }  // namespace
 
+void observe(RankContext& ctx, const DecodeBlock& block, std::string_view name, const Tensor& tensor) {
+  ctx.observe(fmt::format("layer.{}.{}", block.index, name), tensor);
+}
+
 Tensor as_dtype(RankContext& ctx, std::string_view name, const Tensor& t, DType dtype) {
   if (t.dtype() == dtype) return t;
   Tensor converted = ctx.empty(name, MemoryClass::workspace, dtype, t.shape());
@@ -58,13 +62,22 @@ Tensor as_dtype(RankContext& ctx, std::string_view name, const Tensor& t, DType 
 }
 
 Projections project(RankContext& ctx, const DecodeBlock& block, const Tensor& x) {
+  return project(ctx, block, block.attention_layer(), x);
+}
+
+Projections project(RankContext& ctx, const DecodeBlock& block, const AttentionLayer& layer, const Tensor& x) {
   if (block.is_latent()) {
     ProjectSaved saved;
-    const Projected p = project_forward(ctx, block.attention_layer(), x, saved);
+    const Projected p = project_forward(ctx, layer, x, saved);
+    observe(ctx, block, "q", p.q);
+    observe(ctx, block, "new rows", p.latent);
     return {.q = p.q, .keys = p.latent.unflatten(1, {1, p.latent.size(1)}), .values = {}, .c = saved.c};
   }
   GqaProjectSaved dropped;
-  const GqaProjected p = gqa_project_forward(ctx, block.attention_layer(), x, dropped);
+  const GqaProjected p = gqa_project_forward(ctx, layer, x, dropped);
+  observe(ctx, block, "q", p.q);
+  observe(ctx, block, "new keys", p.k);
+  observe(ctx, block, "new values", p.v);
   return {.q = p.q, .keys = p.k, .values = p.v, .c = {}};
 }
 
@@ -81,7 +94,8 @@ Tensor project_and_cache(RankContext& ctx, const DecodeBlock& block, const Tenso
   return p.q;
 }
 
-Tensor absorb(RankContext& ctx, const DecodeBlock& block, const Tensor& q, const LatentColumns& columns) {
+Tensor absorb(RankContext& ctx, const DecodeBlock& block, const Tensor& q, const LatentColumns& columns,
+              std::int64_t first_head) {
   const std::int64_t n = block.model.config.qk_nope_head_dim, rope = columns.rope.count;
   std::int64_t width = 0;
   for (const IndexRange& range : columns.latent) width += range.count;
@@ -89,7 +103,7 @@ Tensor absorb(RankContext& ctx, const DecodeBlock& block, const Tensor& q, const
   std::int64_t to = 0;
   for (const IndexRange& range : columns.latent) {
     if (range.count == 0) continue;
-    const Tensor w_uk = up_projections(block).w_uk.slice(2, range.begin, range.count);
+    const Tensor w_uk = up_projections(block, {first_head, q.size(1)}).w_uk.slice(2, range.begin, range.count);
     matmul(ctx, "absorb q", by_head(q.slice(2, 0, n)), w_uk, by_head(absorbed.slice(2, to, range.count)));
     to += range.count;
   }
@@ -99,36 +113,46 @@ Tensor absorb(RankContext& ctx, const DecodeBlock& block, const Tensor& q, const
   return absorbed;
 }
 
-Tensor values_of(RankContext& ctx, const DecodeBlock& block, const Tensor& core, IndexRange latent) {
+Tensor values_of(RankContext& ctx, const DecodeBlock& block, const Tensor& core, IndexRange latent,
+                 std::int64_t first_head) {
   Tensor out =
       ctx.empty("o", MemoryClass::workspace, core.dtype(), {core.size(0), core.size(1), block.model.config.v_head_dim});
-  const Tensor w_uv = up_projections(block).w_uv.slice(2, latent.begin, latent.count);
+  const Tensor w_uv = up_projections(block, {first_head, core.size(1)}).w_uv.slice(2, latent.begin, latent.count);
   matmul(ctx, "W_UV õ", by_head(core), w_uv.transpose(1, 2), by_head(out));
   return out;
 }
 
-Tensor absorb(RankContext& ctx, const DecodeBlock& block, const Tensor& q) {
+Tensor absorb(RankContext& ctx, const DecodeBlock& block, const Tensor& q, std::int64_t first_head) {
   if (!block.is_latent()) return q;
   const ModelConfig& c = block.model.config;
-  return absorb(ctx, block, q, {{{0, c.kv_lora_rank}}, {0, c.qk_rope_head_dim}});
+  return absorb(ctx, block, q, {{{0, c.kv_lora_rank}}, {0, c.qk_rope_head_dim}}, first_head);
 }
 
-Tensor values_of(RankContext& ctx, const DecodeBlock& block, const Tensor& core) {
-  return block.is_latent() ? values_of(ctx, block, core, {0, block.model.config.kv_lora_rank}) : core;
+Tensor values_of(RankContext& ctx, const DecodeBlock& block, const Tensor& core, std::int64_t first_head) {
+  return block.is_latent() ? values_of(ctx, block, core, {0, block.model.config.kv_lora_rank}, first_head) : core;
 }
 
 PartialAttention attend_cache(RankContext& ctx, const DecodeBlock& block, const Tensor& q) {
+  return attend_cache(ctx, block, q, block.step.sequences);
+}
+
+PartialAttention attend_cache(RankContext& ctx, const DecodeBlock& block, const Tensor& q,
+                              std::span<const StepSequence> sequences) {
   const Tensor keys = block.cache.keys(block.index), values = block.cache.values(block.index);
   const DType dtype = keys.dtype();
   const Tensor queries = as_dtype(ctx, "q in the cache's type", q, dtype);
   const Tensor out = ctx.empty("partial o", MemoryClass::workspace, dtype, {q.size(0), q.size(1), values.size(2)});
   const Tensor lse = ctx.empty("partial lse", MemoryClass::workspace, statistic_dtype(dtype), {q.size(1), q.size(0)});
-  for (const StepSequence& s : block.step.sequences) {
+  for (const StepSequence& s : sequences) {
     AttentionInputs in{.q = queries, .k = keys, .v = values, .scale = softmax_scale(block.model.config)};
     in.query_runs = {{.row = s.first_row, .length = s.positions.count, .position = s.positions.begin}};
-    in.key_runs = block.cache.runs(s.sequence, 0, s.positions.end());
+    in.key_runs = block.cache.packed_runs(s.sequence, s.positions.begin);
+    const auto new_runs = block.cache.runs(s.sequence, s.positions.begin, s.positions.end());
+    in.key_runs.insert(in.key_runs.end(), new_runs.begin(), new_runs.end());
     fused_attention_forward(ctx, in, out, lse);
   }
+  observe(ctx, block, "partial o", out);
+  observe(ctx, block, "partial lse", lse);
   return {as_dtype(ctx, "partial o in the activations' type", out, q.dtype()), lse};
 }
 
@@ -150,7 +174,7 @@ CachedRows load_rows(RankContext& ctx, const DecodeBlock& block, const StepSeque
   return rows;
 }
 
-Tensor attend_prefix(RankContext& ctx, const DecodeBlock& block, const Tensor& q, const RowSource& source) {
+PartialAttention attend_prefix(RankContext& ctx, const DecodeBlock& block, const Tensor& q, const RowSource& source) {
   const DType dtype = q.dtype(), wide = statistic_dtype(dtype);
   const std::int64_t heads = q.size(1), width = block.model.config.value_head_dim();
   const Tensor sum = ctx.empty("merged o", MemoryClass::workspace, wide, {q.size(0), heads, width});
@@ -171,7 +195,7 @@ Tensor attend_prefix(RankContext& ctx, const DecodeBlock& block, const Tensor& q
                       out, out_lse);
     }
   }
-  return as_dtype(ctx, "o", sum, dtype);
+  return {as_dtype(ctx, "o", sum, dtype), lse};
 }
 
 Tensor join_heads(RankContext& ctx, const DecodeBlock& block, const Tensor& attention, const Tensor& x) {
@@ -181,13 +205,20 @@ Tensor join_heads(RankContext& ctx, const DecodeBlock& block, const Tensor& atte
 Tensor join_heads(RankContext& ctx, const DecodeBlock& block, const AttentionWeights& w, const Tensor& attention,
                   const Tensor& x) {
   Tensor y = ctx.empty("y", MemoryClass::workspace, x.dtype(), x.shape());
+  observe(ctx, block, "o", attention);
   matmul(ctx, "o_proj", attention.flatten(1, 2), w.o_proj.transpose(0, 1), y);
   block.comm.all_reduce("attention output", y);
   if (w.o_bias) add_bias(ctx, "o bias", w.o_bias, y);
-  const double scale = block.model.config.residual_scale();
-  if (scale != 1) scaled_sum(ctx, "residual scale", y, Tensor(), scale, y);
-  add(ctx, "residual", y, x, y);
+  add_residual(ctx, block, y, x);
   return y;
+}
+
+void add_residual(RankContext& ctx, const DecodeBlock& block, const Tensor& y, const Tensor& x) {
+  if (const double scale = block.model.config.residual_scale(); scale != 1) {
+    scaled_sum(ctx, "residual scale", y, Tensor(), scale, y);
+  }
+  add(ctx, "residual", y, x, y);
+  observe(ctx, block, "y", y);
 }
 
 }  // namespace isomer

@@ -103,9 +103,15 @@ std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config
 /// The layout as it runs on a converted checkpoint: `tpla` without a number of shared columns takes the side file's.
 DecodeLayout complete_layout(DecodeLayout layout, const TplaModel* tpla);
 
+/// A remark on rows that several ranks cache alike because more ranks split heads than there are KV heads; empty where
+/// none do.
+std::string cache_copies_note(const DecodeLayout& layout, const ModelConfig& config);
+
 /// Collective. Throws std::invalid_argument where why_step_unfit has a reason.
 std::unique_ptr<StepScheme> make_step_scheme(const SchemeArguments& arguments);
 
+/// How a sequence's positions are dealt to slices.
+CacheShards cache_shards_of(const DecodeLayout& layout);
 /// What a rank caches under a layout that fits: an index map, the same for whoever asks.
 RankCache rank_cache_of(const DecodeLayout& layout, const ModelConfig& config, int rank);
 /// What one token's row is in such a cache.
@@ -123,5 +129,7 @@ std::unique_ptr<StepScheme> make_gla(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_tpla(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_exact_latent(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_kvp(const SchemeArguments& arguments);
+std::unique_ptr<StepScheme> make_medha(const SchemeArguments& arguments);
+std::unique_ptr<StepScheme> make_helix(const SchemeArguments& arguments);
 
 }  // namespace isomer

@@ -21,7 +21,7 @@ class TensorParallelScheme : public StepScheme {
       const auto rows_here = [&](const StepSequence& sequence, IndexRange positions) {
         return load_rows(ctx, block, sequence, positions);
       };
-      return join_heads(ctx, block, attend_prefix(ctx, block, q, rows_here), x);
+      return join_heads(ctx, block, attend_prefix(ctx, block, q, rows_here).out, x);
     }
     const PartialAttention core = attend_cache(ctx, block, absorb(ctx, block, q));
     return join_heads(ctx, block, values_of(ctx, block, core.out), x);

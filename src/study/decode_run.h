@@ -1,0 +1,66 @@
+// Decoding some tokens of a batch under one layout, for real or dry, and measuring all of it.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/group.h"
+#include "infer/engine.h"
+
+namespace isomer {
+
+/// `batch` sequences of `context` cached positions, and `tokens` decode steps of one new token each.
+struct DecodeWorkload {
+  ModelConfig config;
+  std::shared_ptr<const TplaModel> tpla = nullptr;  // of a converted checkpoint, for the layout `tpla`
+  DType dtype = DType::f32;
+  std::int64_t context = 0, batch = 1, tokens = 4;
+  std::uint64_t seed = 1;
+  /// What is cached: rows made up from the seed where empty, else these ids, a sequence each, read by prefill.
+  std::vector<std::vector<std::int32_t>> prompts;
+};
+
+/// A token of every sequence for each step.
+using DecodeTokens = std::vector<std::vector<std::int32_t>>;
+
+/// What one rank did in one step, of which it has `steps`; bytes and messages are the last one's.
+struct DecodeMeasure {
+  int rank = 0;
+  std::int64_t cache_bytes = 0;                       // allocated: whole pages
+  std::map<std::string, std::int64_t> bytes_by_name;  // sent, "all_to_all partial o and lse"
+  std::int64_t messages = 0;
+  double seconds = 0;                             // the median step's, on the run's clock
+  double seconds_waiting = 0;                     // in collectives: peers and link, as far as nothing covers it
+  std::map<std::string, double> seconds_by_part;  // attention, exchange, projections, ffn, router, other: of kernels
+
+  std::int64_t bytes_sent() const;
+};
+
+struct DecodeRun {
+  std::vector<DecodeMeasure> ranks;  // at rank 0 complete
+  bool virtual_clock = false;
+  std::vector<std::vector<double>> logits;  // at rank 0 of a real run: a step, [batch · vocabulary]
+  DecodeTokens chosen;                      // by the logits of each step: the greedy tokens
+  double seconds() const;                   // of the slowest rank
+  const DecodeMeasure& busiest() const;     // the rank that sends most
+};
+
+struct DecodeRunOptions {
+  GroupOptions group;
+  DecodeLayout layout;
+  /// Tokens to read, a step each; step 0 alone: each further step reads what the one before chose.
+  DecodeTokens read;
+  bool explicit_form = false;  // new tokens by prefill, one at a time: the yardstick
+  /// Called at every rank with its intermediates in the last step.
+  std::function<void(int rank, const std::string& name, const Tensor& tensor)> dump;
+};
+
+/// The part of a step that an operation belongs to, by its name in the record.
+std::string_view decode_part_of(std::string_view operation);
+
+/// Throws what the engine throws.
+DecodeRun run_decode(const DecodeWorkload& workload, const ModelWeights& weights, const DecodeRunOptions& options);
+
+}  // namespace isomer
