@@ -53,7 +53,7 @@ DType dtype_written(FileDType dtype) {
 
 /// float64 values, rounded once.
 Tensor rounded_tensor(const std::string& name, const std::vector<double>& values, DType dtype, const Shape& shape) {
-  const Tensor tensor = Tensor::unrecorded(name, dtype, shape);
+  Tensor tensor = Tensor::unrecorded(name, dtype, shape);
   ISOMER_CHECK(tensor.numel() == std::ssize(values), "{}: {} values for {}", name, values.size(), to_string(shape));
   convert_elements(FileDType::f64, values.data(), tensor.numel(), dtype, tensor.raw());
   return tensor;
