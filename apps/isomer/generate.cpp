@@ -31,7 +31,7 @@ struct GenerateArguments {
   double temperature = 0, top_p = 1;
   std::optional<std::string> system;
   bool greedy = false, ignore_eos = false, chat = false;
-  int threads = 0;
+  int ranks = 0, threads = 0;
 };
 
 constexpr std::int64_t kMost = std::int64_t{1} << 32;
@@ -123,6 +123,9 @@ Prepared prepare(const GenerateArguments& a) {
   GroupOptions group;
   group.backend = a.backend == "mpi" ? Backend::mpi : Backend::threads;
   group.num_ranks = separated ? separated->num_ranks() : engine.layout.devices();
+  if (a.ranks > 0 && a.ranks != group.num_ranks) {
+    invalid_argument("--ranks {}: the layout {} has {}", a.ranks, a.layout, group.num_ranks);
+  }
   group.threads_per_rank = a.threads;
   return {std::move(model), std::move(tokenizer), std::move(engine), std::move(separated), group, std::move(requests)};
 }
@@ -257,6 +260,7 @@ void add_generate(CLI::App& app, const CommandLine& command_line, int& exit_code
   command->add_option("--prefill-ranks", a->prefill_ranks, "its ranks: own, behind those of --layout, or the same ones")
       ->check(CLI::IsMember({"own", "same"}))
       ->capture_default_str();
+  command->add_option("--ranks", a->ranks, "checked against the layout, which says it")->check(CLI::Range(1, 4096));
   command->add_option("--backend", a->backend, "threads, or processes under Open MPI")
       ->check(CLI::IsMember({"threads", "mpi"}))
       ->capture_default_str();
