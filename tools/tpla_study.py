@@ -47,8 +47,8 @@ def variants(rank):
         for steps in (100, 400):
             yield "T11", {"shards": shards, "align": steps}, decode + [("tpla", "prefill")]
     for shards in (2, 4):
-        for transform in ("pca", "query-aware") if shards == 2 else ("pca",):
-            for eighths in (0, 2, 4):
+        for transform in ("pca", "query-aware"):
+            for eighths in (0, 1, 2, 3, 4, 6):
                 yield "B5", {"transform": transform, "shards": shards, "kappa": "lsq",
                              "shared_columns": eighths * rank // 8}, decode
 

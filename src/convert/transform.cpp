@@ -138,6 +138,25 @@ Values absorbed_query_moment(const TransformInput& input) {
   return result;
 }
 
+namespace {
+
+/// Columns in the order of |eigenvalue|, largest first; equal ones stay as they are.
+Values by_magnitude(const EigenSystem& system) {
+  const std::size_t d = system.values.size();
+  std::vector<std::size_t> order(d);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::abs(system.values[a]) > std::abs(system.values[b]);
+  });
+  Values result(system.vectors.size());
+  for (std::size_t i = 0; i < d; ++i) {
+    for (std::size_t j = 0; j < d; ++j) result[i * d + j] = system.vectors[i * d + order[j]];
+  }
+  return result;
+}
+
+}  // namespace
+
 Values tpla_transform(TplaTransform transform, const TransformInput& input) {
   const std::int64_t d = input.config.kv_lora_rank;
   switch (transform) {
@@ -146,9 +165,8 @@ Values tpla_transform(TplaTransform transform, const TransformInput& input) {
     case TplaTransform::pca: return symmetric_eigensystem(key_moment(input.moments, false), d).vectors;
     case TplaTransform::pca_centred: return symmetric_eigensystem(key_moment(input.moments, true), d).vectors;
     case TplaTransform::query_aware:
-      return symmetric_eigensystem(
-                 symmetrised_product(absorbed_query_moment(input), key_moment(input.moments, false), d), d)
-          .vectors;
+      return by_magnitude(symmetric_eigensystem(
+          symmetrised_product(absorbed_query_moment(input), key_moment(input.moments, false), d), d));
   }
   return identity(d);
 }

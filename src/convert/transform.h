@@ -6,10 +6,11 @@
 //   hadamard      diag(random signs)·H/√d, H Sylvester's: spreads the norm evenly over the columns; d a power of two
 //   pca           eigenvectors of E[f fᵀ], f = c/RMS(c) before γ (f = c without a norm), largest first
 //   pca-centred   the same of the covariance E[f fᵀ] − E[f] E[f]ᵀ
-//   query-aware   eigenvectors of (QC + CQ)/2, largest first: C = E[f fᵀ], Q = E[q̃ q̃ᵀ] over tokens and heads of the
-//                 absorbed queries q̃ = diag(γ)·W_UKᵀ·q_nope. For a query and a key drawn independently, with logit
-//                 z = q̃·f and its part z_u = (q̃·u)(u·f) along a unit vector u, E[z·z_u] = uᵀ·(QC + CQ)/2·u; over any
-//                 orthonormal basis these sum to E[z²]. So the leading directions carry the most logit energy.
+//   query-aware   eigenvectors of (QC + CQ)/2, largest magnitude first: C = E[f fᵀ], Q = E[q̃ q̃ᵀ] over tokens and heads
+//                 of the absorbed queries q̃ = diag(γ)·W_UKᵀ·q_nope. For a query and a key drawn independently, with
+//                 logit z = q̃·f and its part z_u = (q̃·u)(u·f) along a unit vector u, E[z·z_u] = uᵀ·(QC + CQ)/2·u; over
+//                 any orthonormal basis these sum to E[z²]. A negative one is a direction along which the logit is
+//                 cancelled rather than built up: to leave it out changes z as much, so that magnitude is what counts.
 #pragma once
 
 #include <cstdint>

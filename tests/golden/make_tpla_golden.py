@@ -28,6 +28,12 @@ def descending(matrix):
     return values[::-1].copy(), fix_signs(vectors[:, ::-1])
 
 
+def by_magnitude(matrix):
+    values, vectors = np.linalg.eigh(matrix)
+    order = np.argsort(-np.abs(values))
+    return values[order].copy(), fix_signs(vectors[:, order])
+
+
 def transforms(rng):
     """Moments of tokens f and queries q_nope, and what follows: h = 2 heads, n = 3, v = 4, d = 8."""
     tokens, heads, n, v, d = 200, 2, 3, 4, 8
@@ -45,7 +51,7 @@ def transforms(rng):
          "gamma": gamma, "query_moment": energy}
     t["pca.values"], t["pca.vectors"] = descending(c)
     t["pca-centred.values"], t["pca-centred.vectors"] = descending(c - np.outer(first, first) / tokens**2)
-    t["query-aware.values"], t["query-aware.vectors"] = descending((energy @ c + c @ energy) / 2)
+    t["query-aware.values"], t["query-aware.vectors"] = by_magnitude((energy @ c + c @ energy) / 2)
     return t, {"tokens": tokens, "heads": heads, "n": n, "v": v, "d": d}
 
 
