@@ -9,6 +9,7 @@
 #include "infer/engine.h"
 #include "study/claims_beyond.h"
 #include "study/claims_tpla_quality.h"
+#include "study/claims_tpla_times.h"
 #include "study/recordings.h"
 #include "study/tpla_recording.h"
 
@@ -35,14 +36,6 @@ struct CountedStep {
   }
 };
 
-std::shared_ptr<const TplaModel> plain_tpla(const ModelConfig& config, int shards) {
-  TplaModel model{.options = {.num_shards = shards}};
-  const auto g = static_cast<std::size_t>(shards), h = static_cast<std::size_t>(config.num_attention_heads);
-  model.layers.assign(static_cast<std::size_t>(config.num_hidden_layers),
-                      {.kappa = std::vector<double>(h * g, 1), .rms_scale = std::vector<double>(g, 1)});
-  return std::make_shared<const TplaModel>(std::move(model));
-}
-
 void count_rank(RankContext& ctx, const EngineOptions& options, const ModelWeights& weights, CountedStep& step) {
   Engine engine(ctx, options, weights);
   const int sequence = engine.add_sequence();
@@ -68,7 +61,7 @@ void count_rank(RankContext& ctx, const EngineOptions& options, const ModelWeigh
   }
 }
 
-CountedStep counted_step(const char* layout) {
+CountedStep counted_step(const std::string& layout) {
   ModelConfig config = load_model_config("deepseek-v2-lite");
   config.num_hidden_layers = 1;
   EngineOptions options{.config = config, .layout = parse_decode_layout(layout, config)};
@@ -83,7 +76,13 @@ CountedStep counted_step(const char* layout) {
   return step;
 }
 
-constexpr const char* kLayouts[] = {"tp:2", "gla:g=2,tp=1", "tpla:g=2,tp=1", "exact-latent:2", "kvp:2"};
+const std::vector<std::string> kLayouts = {"tp:2", "gla:g=2,tp=1", "tpla:g=2,tp=1", "exact-latent:2", "kvp:2"};
+/// The least and the largest of ascending values; of none, none.
+std::vector<std::int64_t> ends_of(const std::vector<std::int64_t>& values) {
+  if (values.size() < 2) return values;
+  return {values.front(), values.back()};
+}
+
 constexpr auto kCore = {"fused_attention_forward", "partial logits", "p ĉ"};  // the last two: exact-latent's
 
 }  // namespace
@@ -96,12 +95,11 @@ Claim tpla_cache(const ClaimsOptions& options) {
       .command = "isomer claims tpla --only T2"};
   EvidenceTable table{"two ranks", {"layout", "cache elements", "exact"}};
   std::vector<double> found;
-  for (const char* layout : kLayouts) {
+  for (const std::string& layout : kLayouts) {
     options.progress(fmt::format("T2: {}", layout));
     found.push_back(counted_step(layout).cache_elements);
-    const std::string_view name = layout;
     table.rows.push_back(
-        {layout, Cell(found.back(), 0), yes_no(!name.starts_with("gla") && !name.starts_with("tpla"))});
+        {layout, Cell(found.back(), 0), yes_no(!layout.starts_with("gla") && !layout.starts_with("tpla"))});
   }
   claim.found = fmt::format("tp {:.0f}, tpla {:.0f}, gla {:.0f}; exact-latent {:.0f}, kvp {:.0f}, both exact", found[0],
                             found[2], found[1], found[3], found[4]);
@@ -159,22 +157,28 @@ Claim beyond_side_by_side(ClaimRuns& runs) {
       .published = "- (no paper's)",
       .configuration =
           "counts: V2-Lite's dimensions, one layer, bf16, one token after 4,096, attention alone; KL "
-          "and perplexity: models/tiny-mla in decode. Times stand in docs/performance.md",
+          "and perplexity: models/tiny-mla in decode; times (no verdict): the same attention, seeded",
       .command = "isomer claims beyond --only B2"};
   const TplaRecording recorded("tpla_tiny");
   if (recorded.empty()) return without_recording(std::move(claim));
   EvidenceTable table{"two ranks",
                       {"layout", "conversion", "cache elements", "sent, bytes a token", "core, MFLOP", "KL, decode",
                        "perplexity, decode"}};
+  const SideBySideTimes times = side_by_side_times(runs.options(), kLayouts);
+  const std::vector<std::int64_t> timed = ends_of(times.contexts);
+  for (const std::int64_t context : timed) table.header.push_back(fmt::format("ms a token, {} cached", context));
   std::map<std::string, CountedStep> steps;
-  for (const char* layout : kLayouts) {
+  for (const std::string& layout : kLayouts) {
     runs.progress(fmt::format("B2: {}", layout));
     steps[layout] = counted_step(layout);
   }
   const auto add = [&](const std::string& layout, const std::string& conversion, double kl, double perplexity) {
     const CountedStep& s = steps.at(layout);
-    table.rows.push_back({layout, conversion, Cell(s.cache_elements, 0), Cell(s.sent, 0),
-                          Cell(1e-6 * s.flops_of(kCore), 2), Cell(kl, 5), Cell(perplexity, 3)});
+    std::vector<Cell> row{
+        layout,      conversion,         Cell(s.cache_elements, 0), Cell(s.sent, 0), Cell(1e-6 * s.flops_of(kCore), 2),
+        Cell(kl, 5), Cell(perplexity, 3)};
+    for (const std::int64_t context : timed) row.emplace_back(1e3 * times.of(layout, context).per_token(), 3);
+    table.rows.push_back(std::move(row));
   };
   const json& usual = recorded.evaluation({}, "tpla", "decode");
   const double exact = std::exp(usual.at("nats_per_token_base").get<double>());
@@ -197,6 +201,7 @@ Claim beyond_side_by_side(ClaimRuns& runs) {
   claim.verdict = judge({.fixed_agrees = holds});
   claim.reason = holds ? "counted: exactness is paid in bytes, not in cache" : "kvp does not cache less for more bytes";
   claim.evidence = {table};
+  if (!times.empty()) claim.evidence.push_back(table_of(times, kLayouts));
   return claim;
 }
 

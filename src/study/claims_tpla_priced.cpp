@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "plan/decode_search.h"
 #include "study/claims_tpla_quality.h"
+#include "study/claims_tpla_times.h"
 
 namespace isomer {
 
@@ -97,19 +98,10 @@ class Prefill {
   std::int64_t tokens_;
 };
 
-Claim waits(std::string claim, std::string published) {
-  return {.claim = std::move(claim),
-          .published = std::move(published),
-          .found = "-",
-          .verdict = Verdict::cannot_be_tested_here,
-          .reason = "waits for the decode layouts (not measured in this version)",
-          .command = "-"};
-}
-
 /// A price neither reproduces nor refutes a measurement.
 Claim priced_alone(Claim claim, const std::string& why) {
   claim.verdict = Verdict::cannot_be_tested_here;
-  claim.reason = "priced, not measured: the measured half waits for the decode layouts; " + why;
+  claim.reason = "priced, and this build carries no recording of the measured half; " + why;
   return claim;
 }
 
@@ -175,18 +167,15 @@ Claim tpla_prefill_priced(const ClaimsOptions& options) {
 namespace {
 
 struct Entry {
-  std::string id, claim, published;
+  std::string id;
   Claim (*find)(const ClaimsOptions&);
 };
 
 const std::vector<Entry>& tpla_entries() {
   static const std::vector<Entry> entries = {
-      {"T1", "", "", tpla_same_function}, {"T2", "", "", tpla_cache},
-      {"T3", "", "", tpla_perplexity},    {"T4", "", "", tpla_ablation},
-      {"T5", "", "", tpla_decode_priced}, {"T6", "", "", tpla_prefill_priced},
-      {"T7", "", "", tpla_flops},         {"T8", "", "", tpla_more_shards},
-      {"T9", "", "", tpla_calibration},   {"T10", "", "", tpla_condition},
-      {"T11", "", "", tpla_alignment},    {"T12", "also on converted GQA models", "-", nullptr}};
+      {"T1", tpla_same_function}, {"T2", tpla_cache},         {"T3", tpla_perplexity}, {"T4", tpla_ablation},
+      {"T5", tpla_decode_speed},  {"T6", tpla_prefill_speed}, {"T7", tpla_flops},      {"T8", tpla_more_shards},
+      {"T9", tpla_calibration},   {"T10", tpla_condition},    {"T11", tpla_alignment}, {"T12", tpla_converted}};
   return entries;
 }
 
@@ -207,7 +196,7 @@ ClaimsReport tpla_claims(const ClaimsOptions& options) {
       .command = "claims tpla", .paper = "TPLA, arXiv 2508.15881", .seed = options.seed, .quick = options.quick};
   for (const Entry& entry : tpla_entries()) {
     if (!wanted(entry.id)) continue;
-    Claim claim = entry.find != nullptr ? entry.find(options) : waits(entry.claim, entry.published);
+    Claim claim = entry.find(options);
     claim.id = entry.id;
     if (claim.command.empty()) claim.command = fmt::format("isomer claims tpla --only {}", entry.id);
     report.claims.push_back(std::move(claim));

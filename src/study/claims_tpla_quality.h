@@ -15,5 +15,6 @@ Claim tpla_more_shards(const ClaimsOptions& options);    // T8
 Claim tpla_calibration(const ClaimsOptions& options);    // T9
 Claim tpla_condition(const ClaimsOptions& options);      // T10
 Claim tpla_alignment(const ClaimsOptions& options);      // T11
+Claim tpla_converted(const ClaimsOptions& options);      // T12
 
 }  // namespace isomer
