@@ -140,15 +140,13 @@ ModelConfig large_config() {
   return c;
 }
 
-void time_steps(RankContext& ctx, double bandwidth) {
-  const ModelConfig config = large_config();
-  const ModelWeights weights = initial_model_weights(config, 1, DType::bf16);
+void time_steps(RankContext& ctx, const ModelConfig& config, const ModelWeights& weights, double bandwidth) {
   double bytes = 0;
   weights.for_each([&](const std::string& name, const Tensor& t) {
     if (!name.ends_with("embed_tokens.weight")) bytes += static_cast<double>(t.nbytes());
   });
   std::printf("\n%-34s %10s %9s\n", "step of one sequence, bfloat16", "ms", "of memory");
-  for (const std::int64_t context : {1024, 4096}) {
+  for (const std::int64_t context : {256, 2048}) {
     Engine engine(ctx, {.config = config, .layout = parse_decode_layout("tp:1", config), .cache_tokens = context + 16},
                   weights);
     const int sequence = engine.add_sequence();
@@ -238,17 +236,15 @@ double matrix_rate(RankContext& ctx) {
 }
 
 /// A prompt in chunks of 512; FLOPs are those of the record, every kernel's own.
-void time_prefill(RankContext& ctx) {
-  const ModelConfig config = large_config();
-  const ModelWeights weights = initial_model_weights(config, 1, DType::bf16);
+void time_prefill(RankContext& ctx, const ModelConfig& config, const ModelWeights& weights) {
   const double rate = matrix_rate(ctx);
   std::printf("\n%-34s %10s %9s %8s\n", "prefill of one prompt, bfloat16", "ms", "GFLOP/s", "of rate");
-  for (const std::int64_t tokens : {1024, 4096}) {
+  for (const std::int64_t tokens : {512, 2048}) {
     Engine engine(ctx, {.config = config, .layout = parse_decode_layout("tp:1", config), .cache_tokens = tokens},
                   weights);
     std::vector<double> times;
     double flops = 0;
-    for (int repeat = 0; repeat < 3; ++repeat) {
+    for (int repeat = 0; repeat < 2; ++repeat) {
       const int sequence = engine.add_sequence();
       ctx.ops().clear();
       const double begin = thread_cpu_s();
@@ -276,8 +272,10 @@ int run(bool layouts) {
       return;
     }
     time_attention(ctx, peak, bandwidth);
-    time_steps(ctx, bandwidth);
-    time_prefill(ctx);
+    const ModelConfig config = large_config();
+    const ModelWeights weights = initial_model_weights(config, 1, DType::bf16);
+    time_steps(ctx, config, weights, bandwidth);
+    time_prefill(ctx, config, weights);
   });
   return status;
 }

@@ -76,6 +76,33 @@ TEST_F(GenerateProgram, RefusesWithAReason) {
   expect_refused("generate --prompt It --model deepseek-v3", "a built-in description has no weights");
 }
 
+// A converted checkpoint's prompt is read exactly, so its first token is that of the exact layouts; what follows is
+// not.
+TEST_F(GenerateProgram, ConvertedCheckpointsDecodeUnderTpla) {
+  const auto made = run_isomer(
+      fmt::format("convert tpla --model {0} --calibrate {1} --out {2} --shards 2 --calibration-tokens 1K --window 64",
+                  at("model"), at("train.txt"), at("converted")));
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  folder_.write("ids.txt", "3 17 251 9 0 399 44 3 3 12");
+  const auto logits = [&](const std::string& options) {
+    const auto result = run_isomer(fmt::format("eval logits --model {} --ids {} --mode decode --prefix 6 --out {} {}",
+                                               at("converted"), at("ids.txt"), at("logits"), options));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return testing::values_of(Checkpoint::open(at("logits")).read("logits", DType::f32));
+  };
+  const auto exact = logits("--layout tp:2"), sharded = logits("--layout tpla:g=2");
+  const auto part = [](const std::vector<double>& all, int first, int last) {
+    return std::vector<double>(all.begin() + first * 400, all.begin() + last * 400);
+  };
+  EXPECT_LT(testing::max_relative_difference(part(sharded, 0, 6), part(exact, 0, 6)), 1e-4);
+  EXPECT_GT(testing::max_relative_difference(part(sharded, 6, 10), part(exact, 6, 10)), 1e-3);
+  const std::string generate = "generate --prompt It --tokens 5 --model ";
+  const auto text = run_isomer(generate + at("converted") + " --prefill-layout tp:1 --layout tpla:g=2,wo=scatter");
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  expect_refused(generate + at("model") + " --layout tpla:g=2", "no side file of a conversion (tpla.json)");
+  expect_refused(generate + at("converted") + " --layout tpla:g=4", "converted for 2 shards");
+}
+
 TEST_F(GenerateProgram, LogitsOfIdsByPrefillAndByDecode) {
   folder_.write("ids.txt", "3 17\n251\t9 0 399 44 3 3 12");
   const std::string eval = fmt::format("eval logits --model {} --ids {} ", at("model"), at("ids.txt"));

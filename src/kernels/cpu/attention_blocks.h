@@ -172,8 +172,9 @@ struct KeyBlock {
   }
 };
 
-/// Brings the rows of the next key block into the second-level cache, one key a call, while the current one is
-/// computed: rows of one head are far apart, and copying them cold costs a sixth of the time.
+/// Brings the rows of the next key block into the second-level cache, a few keys a call, while the current one is
+/// computed: rows of one head are far apart, and copying them cold costs a sixth of the time. Where few queries share
+/// the block (decode) it is computed by few calls, which must bring more each (spread_over).
 template <class Isa>
 struct Prefetch {
   const AttentionProblem* problem = nullptr;
@@ -181,20 +182,31 @@ struct Prefetch {
   std::int64_t key = 0;    // of k, brought in beside products with K
   std::int64_t value = 0;  // of v, beside products with V
   std::int64_t end = 0;
+  std::int64_t keys_a_call = 1, values_a_call = 1;
 
-  void one_key() {
-    if (key >= end) return;
-    const std::int64_t row = problem->keys.row[key++];
-    prefetch_row(problem->k[0], row, kv_head);
-    prefetch_row(problem->k[1], row, 0);
+  /// The rows left, over so many calls beside products with K and with V.
+  void spread_over(std::int64_t key_calls, std::int64_t value_calls) {
+    const auto share = [](std::int64_t rows, std::int64_t calls) { return (rows + calls - 1) / calls; };
+    keys_a_call = share(end - key, values_are_keys() ? key_calls + value_calls : key_calls);
+    values_a_call = values_are_keys() ? keys_a_call : share(end - value, value_calls);
   }
-  void one_value() {
-    if (value >= end) return;
-    if (problem->v.data != problem->k[0].data) prefetch_row(problem->v, problem->keys.row[value], kv_head);
-    ++value;
+  void beside_keys() {
+    for (std::int64_t last = smaller(end, key + keys_a_call); key < last; ++key) {
+      const std::int64_t row = problem->keys.row[key];
+      prefetch_row(problem->k[0], row, kv_head);
+      prefetch_row(problem->k[1], row, 0);
+    }
+  }
+  void beside_values() {
+    if (problem == nullptr) return;
+    if (values_are_keys()) return beside_keys();
+    for (std::int64_t last = smaller(end, value + values_a_call); value < last; ++value) {
+      prefetch_row(problem->v, problem->keys.row[value], kv_head);
+    }
   }
 
  private:
+  bool values_are_keys() const { return problem->v.data == problem->k[0].data; }
   static void prefetch_row(const HeadRows& x, std::int64_t row, std::int64_t head) {
     if (x.width == 0) return;
     const auto* data = reinterpret_cast<const char*>(x.template at<const typename Isa::Storage>(row, head));
@@ -261,7 +273,7 @@ template <class Isa, int NV>
                                      std::int64_t units, typename Isa::Unit* c, std::int64_t begin, std::int64_t end,
                                      Prefetch<Isa>& prefetch) {
   for (std::int64_t row = begin; row < end; row += Isa::kRows) {
-    prefetch.one_key();
+    prefetch.beside_keys();
     typename Isa::V acc[Isa::kRows][NV];
     clear<Isa, NV>(acc);
     multiply<Isa, NV, ARows::strided>(acc, a + row * a_stride, a_stride, b, units);
@@ -278,7 +290,7 @@ template <class Isa, int NV>
                                               const typename Isa::Unit* b, std::int64_t steps, typename Isa::Unit* c,
                                               std::int64_t num_rows, Prefetch<Isa>& prefetch) {
   for (std::int64_t row = 0; row < num_rows; row += Isa::kRows) {
-    prefetch.one_value();
+    prefetch.beside_values();
     typename Isa::V acc[Isa::kRows][NV];
     clear<Isa, NV>(acc);
     multiply<Isa, NV, ARows::adjacent>(acc, a + row, a_stride, b, steps);

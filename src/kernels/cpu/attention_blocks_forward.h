@@ -226,7 +226,11 @@ void forward_block(const AttentionProblem& problem, const ForwardTask& task, cha
     KeyBlock<Isa>& next = blocks[i ^ 1];
     more = next.find_next(problem, columns, keys.begin + b.sizes.keys, task.key_end, b.sizes.keys);
     Prefetch<Isa> prefetch;
-    if (more) prefetch = {&problem, task.kv_head, next.begin, next.begin, next.begin + next.count};
+    if (more) {
+      prefetch = {&problem, task.kv_head, next.begin, next.begin, next.begin + next.count};
+      prefetch.spread_over(columns.num_panels * (round_up(keys.count, Isa::kRows) / Isa::kRows),
+                           columns.num_panels * (round_up(b.width.value, Isa::kRows) / Isa::kRows));
+    }
     pack_keys<Isa>(problem, task.kv_head, keys, b.width, b.k);
     pack_key_steps<Isa>(problem, problem.v, task.kv_head, keys, b.width.value_rows, b.v);
     for (std::int64_t panel = 0; panel < columns.num_panels; ++panel) {
