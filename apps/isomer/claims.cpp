@@ -118,10 +118,11 @@ void add_claims(CLI::App& app, int& exit_code) {
     part->callback([a, find, &exit_code] { exit_code = run_claims(find, *a); });
   };
   add("laga", "LAGA (arXiv 2607.17644): sequence-parallel training of latent attention", laga_claims, "L1,L4");
-  add("beyond", "what none of the papers has: latent-gather and latent-ring, beyond the number of heads", beyond_claims,
-      "B1");
+  add("beyond", "what none of the papers has: latent-gather and latent-ring, shared columns of a sliced latent",
+      beyond_claims, "B1");
   add("helix", "Helix (arXiv 2507.07120): decoding with a sharded cache", helix_claims, "H5,H6");
-  add("tpla", "TPLA (arXiv 2508.15881): slices of the latent, as priced so far", tpla_claims, "T5,T6");
+  add("tpla", "TPLA (arXiv 2508.15881): slices of the latent; quality on a small model, speeds as priced", tpla_claims,
+      "T3,T4");
 }
 
 }  // namespace isomer

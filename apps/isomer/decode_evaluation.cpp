@@ -1,44 +1,26 @@
 #include "apps/isomer/decode_evaluation.h"
 
-#include <charconv>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include "convert/side_file.h"
 #include "core/error.h"
+#include "eval/engine_source.h"
 #include "eval/sharded_forward.h"
+#include "parallel/decode/step_scheme.h"
+#include "sharding/layout.h"
 
 namespace isomer {
 
 namespace {
 
-/// g of "tpla:g=2" or "gla:2"; 0 where it isn't said.
-int shards_of(const Layout& layout) {
-  const LayoutAxis& axis = layout.innermost();
-  const std::string text = layout.option("g", "");
-  int g = axis.size;
-  if (!text.empty()) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), g);
-    if (error != std::errc() || end != text.data() + text.size() || g < 1) {
-      invalid_argument("--layout {}: g={}: a whole number from 1", to_string(layout), text);
-    }
-  }
-  for (const auto& [key, value] : axis.options) {
-    if (key == "softmax" && axis.name == "tpla") continue;
-    if (key != "g") invalid_argument("--layout {}: {} has no option '{}'", to_string(layout), axis.name, key);
-  }
-  if (layout.axes.size() > 1) {
-    invalid_argument("--layout {}: an evaluation takes one axis; the split of heads over ranks changes no result",
-                     to_string(layout));
-  }
-  return g;
-}
+constexpr std::string_view kWholeSoftmax = "softmax=whole";
 
-/// tpla's softmax=whole, or the default.
-LatentSharding sharding_of(const Layout& layout) {
-  const std::string softmax = layout.option("softmax", "sliced");
-  if (softmax == "whole") return LatentSharding::whole_softmax;
-  if (softmax == "sliced") return LatentSharding::tpla;
-  invalid_argument("--layout {}: softmax={}: sliced, as in decode, or whole, where only the RMS is sliced",
-                   to_string(layout), softmax);
+/// The side file in `directory`; none where there is no tpla.json.
+std::shared_ptr<const TplaModel> tpla_of(const std::string& directory, const ModelConfig& config) {
+  TplaSideFile side = load_tpla_side_file(directory, config, Checkpoint::open(directory));
+  return std::make_shared<const TplaModel>(TplaModel{side.options, std::move(side.layers)});
 }
 
 /// No error of sharding: one shard, or nothing that is cut.
@@ -47,63 +29,73 @@ bool is_exact(const ModelConfig& config, const TplaOptions& options) {
   return one || options.shared_columns == config.kv_lora_rank;
 }
 
-}  // namespace
-
-bool is_decode_layout(const Layout& layout) {
-  const std::string& name = layout.innermost().name;
-  return name == "tpla" || name == "gla";
+/// "tpla" takes g from the side file; the engine's layouts name it.
+std::string engine_layout(const Layout& layout, const TplaModel* tpla) {
+  if (tpla == nullptr || layout.axes.size() != 1 || layout.innermost().size > 0) return to_string(layout);
+  Layout result = layout;
+  result.axes.front().options.erase("softmax");
+  result.axes.front().options.try_emplace("g", fmt::format("{}", tpla->options.num_shards));
+  return to_string(result);
 }
 
-std::string decode_layout_list() { return "tpla:g=G, gla:G"; }
+}  // namespace
 
-EvaluatedModel::EvaluatedModel(std::string name, const std::string& directory, const Layout& layout)
+bool is_decode_layout(const std::string& layout) {
+  const std::vector<std::string>& names = step_scheme_names();
+  return std::find(names.begin(), names.end(), parse_layout(layout).innermost().name) != names.end();
+}
+
+std::string decode_layout_list() { return fmt::format("{}", fmt::join(step_scheme_names(), ", ")); }
+
+EvaluatedModel::EvaluatedModel(std::string name, const std::string& directory, const std::string& layout, DType dtype)
     : name_(std::move(name)), config_(load_model_config(directory)) {
-  const int asked = shards_of(layout);
-  const Checkpoint checkpoint = Checkpoint::open(directory);
-  if (config_.attention != AttentionKind::mla) {
-    invalid_argument(
-        "--layout {}: the attention of {} is grouped-query, without a latent to shard; convert it to MLA "
-        "first",
-        to_string(layout), name_);
+  const Layout asked = parse_layout(layout);
+  const bool is_tpla = asked.innermost().name == "tpla";
+  engine_.config = config_;
+  if (is_tpla && config_.attention == AttentionKind::mla) engine_.tpla = tpla_of(directory, config_);
+  if (asked.option("softmax", "") == "whole" && engine_.tpla) ablation_ = LatentSharding::whole_softmax;
+  layout_ = engine_layout(asked, engine_.tpla.get());
+  engine_.layout = complete_layout(parse_decode_layout(layout_, config_), engine_.tpla.get());
+  const std::string reason = why_step_unfit(engine_.layout, config_, engine_.tpla.get());
+  if (!reason.empty()) invalid_argument("--layout {}: {}", layout, reason);
+  layout_ = to_string(engine_.layout);
+  exact_ = engine_.layout.shards.is_exact() || engine_.layout.shards.latent_shards == 1;
+  if (engine_.tpla) exact_ = is_exact(config_, engine_.tpla->options);
+  if (is_ablation()) {
+    layout_ += fmt::format(",{}", kWholeSoftmax);
+    exact_ = exact_ || engine_.tpla->options.rms == TplaRms::exact;
   }
-  if (layout.innermost().name == "gla") {
-    sharding_ = LatentSharding::gla;
-    options_ = {.transform = TplaTransform::none, .num_shards = asked > 0 ? asked : 2};
-    exact_ = options_.num_shards == 1;
-    layout_ = fmt::format("gla:{}", options_.num_shards);
-  } else {
-    TplaSideFile side = load_tpla_side_file(directory, config_, checkpoint);
-    if (asked > 0 && asked != side.options.num_shards) {
-      invalid_argument("--layout {}: {} was converted for {} shards; convert it with --shards {}, or take tpla:g={}",
-                       to_string(layout), name_, side.options.num_shards, asked, side.options.num_shards);
-    }
-    sharding_ = sharding_of(layout);
-    options_ = side.options;
-    scalars_ = std::move(side.layers);
-    const bool whole = sharding_ == LatentSharding::whole_softmax;
-    exact_ = is_exact(config_, options_) || (whole && options_.rms == TplaRms::exact);
-    layout_ = fmt::format("tpla:g={}{}", options_.num_shards, whole ? ",softmax=whole" : "");
-  }
-  weights_ = load_model_weights(checkpoint, config_, DType::f32);
+  weights_ = load_model_weights(Checkpoint::open(directory), config_, dtype);
 }
 
 std::string EvaluatedModel::description() const {
-  std::string how = fmt::format("{} of {} cache elements a token, layer and rank", options_.cache_width(config_),
-                                config_.latent_width());
-  if (sharding_ != LatentSharding::gla) {
-    how += fmt::format("; transform {}, {} shared columns, RMS {}, κ {}", name_of(options_.transform),
-                       options_.shared_columns, name_of(options_.rms), name_of(options_.kappa));
+  std::string how = fmt::format("{:.0f} cache elements a token, layer and rank",
+                                decode_cache_elements(config_, engine_.layout.shards));
+  if (engine_.tpla) {
+    const TplaOptions& o = engine_.tpla->options;
+    how += fmt::format("; transform {}, {} shared columns, RMS {}, κ {}", name_of(o.transform), o.shared_columns,
+                       name_of(o.rms), name_of(o.kappa));
   }
-  return fmt::format("{}, {}: {}", layout_, exact_ ? "exact" : "NOT EXACT", how);
+  return fmt::format("{}, {} rank{}, {}: {}", layout_, num_ranks(), num_ranks() == 1 ? "" : "s",
+                     exact_ ? "exact" : "NOT EXACT", how);
 }
 
-std::unique_ptr<LogitSource> EvaluatedModel::source(RankContext&) const {
-  return std::make_unique<ShardedForward>(ShardedModel{config_, weights_, options_, scalars_, sharding_});
+std::unique_ptr<LogitSource> EvaluatedModel::source(RankContext& ctx, std::int64_t window) const {
+  if (is_ablation()) {
+    return std::make_unique<ShardedForward>(
+        ShardedModel{config_, weights_, engine_.tpla->options, engine_.tpla->layers, *ablation_});
+  }
+  EngineOptions options = engine_;
+  options.cache_tokens = window_cache_tokens(window, options.layout, options.page_tokens);
+  return std::make_unique<EngineSource>(ctx, std::move(options), weights_);
 }
 
-std::unique_ptr<LogitSource> EvaluatedModel::exact_source(RankContext&) const {
-  return std::make_unique<ShardedForward>(
-      ShardedModel{config_, weights_, {.transform = TplaTransform::none, .num_shards = 1}, {}, LatentSharding::gla});
+BaseModel::BaseModel(const std::string& directory, DType dtype)
+    : config_(load_model_config(directory)),
+      weights_(load_model_weights(Checkpoint::open(directory), config_, dtype)) {}
+
+std::unique_ptr<LogitSource> BaseModel::source(RankContext& ctx, std::int64_t window) const {
+  return std::make_unique<PrefillSource>(ctx, config_, weights_, window);
 }
 
 std::string convention_text(const WindowOrder& windows, ScoreMode mode) {

@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "eval/decode_scores.h"
+#include "infer/engine.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
 #include "model/model_weights.h"
 #include "model/tpla.h"
-#include "sharding/layout.h"
 
 namespace isomer {
 
 /// Whether a layout is one of decode, which --mode speaks of, rather than of training.
-bool is_decode_layout(const Layout& layout);
+bool is_decode_layout(const std::string& layout);
 /// What --layout may be here.
 std::string decode_layout_list();
 
@@ -25,28 +25,40 @@ class EvaluatedModel {
  public:
   /// `directory` has config.json and weights, and for tpla the side file; `name` is what the user called it. Throws
   /// std::invalid_argument for a layout that doesn't fit, isomer::Error for files that are wrong.
-  EvaluatedModel(std::string name, const std::string& directory, const Layout& layout);
+  EvaluatedModel(std::string name, const std::string& directory, const std::string& layout, DType dtype = DType::f32);
 
   const ModelConfig& config() const { return config_; }
   /// Of the layout, options filled in.
   const std::string& layout() const { return layout_; }
-  int num_ranks() const { return 1; }
+  int num_ranks() const { return is_ablation() ? 1 : engine_.layout.devices(); }
   /// False where the layout computes another function than the model.
   bool exact() const { return exact_; }
   /// What stands above a table: the layout, what a rank caches, and that it is not exact where it is not.
   std::string description() const;
-  std::unique_ptr<LogitSource> source(RankContext& ctx) const;
-  /// The same model by exact prefill, whatever the mode.
-  std::unique_ptr<LogitSource> exact_source(RankContext& ctx) const;
+  /// For windows of at most `window` tokens.
+  std::unique_ptr<LogitSource> source(RankContext& ctx, std::int64_t window) const;
 
  private:
+  bool is_ablation() const { return ablation_.has_value(); }
+
   std::string name_, layout_;
   ModelConfig config_;
   ModelWeights weights_;
-  LatentSharding sharding_ = LatentSharding::tpla;
-  TplaOptions options_;
-  std::vector<TplaLayer> scalars_;
+  EngineOptions engine_;
+  std::optional<LatentSharding> ablation_;  // tpla:softmax=whole, which no rank of the engine runs
   bool exact_ = false;
+};
+
+/// A base model: exact prefill on one rank. It must outlive the sources that it makes.
+class BaseModel {
+ public:
+  BaseModel(const std::string& directory, DType dtype = DType::f32);
+  const ModelConfig& config() const { return config_; }
+  std::unique_ptr<LogitSource> source(RankContext& ctx, std::int64_t window) const;
+
+ private:
+  ModelConfig config_;
+  ModelWeights weights_;
 };
 
 /// The convention that the windows of a decode evaluation follow, for people.

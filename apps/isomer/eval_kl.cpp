@@ -118,13 +118,13 @@ json result_json(const KlArguments& a, const EvaluatedModel& model, const Window
 int run_kl(const KlArguments& a) {
   Progress progress;
   ScoringOptions options{.mode = parse_score_mode(a.mode)};
-  const Layout layout = parse_layout(a.layout);
-  if (!is_decode_layout(layout)) {
+  if (!is_decode_layout(a.layout)) {
     invalid_argument("--layout {}: name a layout of decode: {}", a.layout, decode_layout_list());
   }
   progress.show("weights");
   const std::string model_directory = shipped_model(a.model), base_directory = shipped_model(a.base);
-  const EvaluatedModel model(a.model, model_directory, layout), base(a.base, base_directory, parse_layout("gla:1"));
+  const EvaluatedModel model(a.model, model_directory, a.layout);
+  const BaseModel base(base_directory);
   check_pair(a, base.config(), model.config());
   const Tokenizer tokenizer = choose_tokenizer(a.tokenizer, a.base, base_directory);
   choose_tokenizer(a.tokenizer.empty() ? base_directory : a.tokenizer, a.model, model_directory);
@@ -137,8 +137,8 @@ int run_kl(const KlArguments& a) {
   const WindowOrder windows = windows_of(a, base.config(), model.config(), tokenizer);
   const double begin = wall_clock_s();
   const Divergence result = measure_divergence(
-      model.config(), windows, options, [&](RankContext& ctx) { return base.exact_source(ctx); },
-      [&](RankContext& ctx) { return model.source(ctx); });
+      model.config(), windows, options, [&](RankContext& ctx) { return base.source(ctx, windows.window()); },
+      [&](RankContext& ctx) { return model.source(ctx, windows.window()); });
   progress.show("");
   print_result(a, result);
   fmt::print("±: standard error from blocks of {} tokens\n{}\n{}", kErrorBlock, model.description(),

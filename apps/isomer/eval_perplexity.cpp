@@ -157,12 +157,11 @@ int run_prefill(const PerplexityArguments& a) {
 }
 
 /// A layout of decode, in a mode.
-int run_decode(const PerplexityArguments& a, const Layout& layout) {
+int run_decode(const PerplexityArguments& a) {
   Progress progress;
   const std::string model = shipped_model(a.model);
   checkpoint_of(a, model);
-  if (a.dtype != "f32") invalid_argument("--dtype {}: decode layouts are evaluated in f32", a.dtype);
-  const EvaluatedModel evaluated(a.model, model, layout);
+  const EvaluatedModel evaluated(a.model, model, a.layout, a.dtype == "bf16" ? DType::bf16 : DType::f32);
   const Tokenizer tokenizer = choose_tokenizer(a.tokenizer, a.model, model);
   ScoringOptions options{.mode = a.mode.empty() ? ScoreMode::decode : parse_score_mode(a.mode)};
   options.batch = parse_count("--batch", a.batch, 1, 1 << 16);
@@ -174,8 +173,8 @@ int run_decode(const PerplexityArguments& a, const Layout& layout) {
   const std::int64_t window = window_of(a, evaluated.config());
   const WindowOrder windows = windows_of(a, tokenizer, window, window / 2);
   const double begin = wall_clock_s();
-  const Perplexity result =
-      score_windows(evaluated.config(), windows, options, [&](RankContext& ctx) { return evaluated.source(ctx); });
+  const Perplexity result = score_windows(evaluated.config(), windows, options,
+                                          [&](RankContext& ctx) { return evaluated.source(ctx, window); });
   const double seconds = wall_clock_s() - begin;
   progress.show("");
   print_figures(a, windows, result, seconds);
@@ -190,8 +189,7 @@ int run_decode(const PerplexityArguments& a, const Layout& layout) {
 }
 
 int run_perplexity(const PerplexityArguments& a) {
-  const Layout layout = parse_layout(layout_of(a));
-  if (is_decode_layout(layout)) return run_decode(a, layout);
+  if (is_decode_layout(layout_of(a))) return run_decode(a);
   if (!a.mode.empty() && parse_score_mode(a.mode) != ScoreMode::prefill) {
     invalid_argument(
         "--mode {} --layout {}: a layout of training computes whole windows (prefill); name one of decode: "

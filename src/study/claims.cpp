@@ -120,7 +120,8 @@ ClaimsReport laga_claims(const ClaimsOptions& options) {
 }
 
 ClaimsReport beyond_claims(const ClaimsOptions& options) {
-  static const std::vector<ClaimEntry> entries = {{"B1", beyond_latent_schemes}};
+  static const std::vector<ClaimEntry> entries = {
+      {"B1", beyond_latent_schemes}, {"B2", beyond_side_by_side}, {"B5", beyond_shared_columns}};
   return report_of(entries, {.command = "claims beyond", .paper = "Beyond the papers"}, options);
 }
 

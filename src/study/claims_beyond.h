@@ -8,5 +8,9 @@ namespace isomer {
 
 // claims_beyond_schemes.cpp
 Claim beyond_latent_schemes(ClaimRuns& runs);  // B1
+// claims_tpla_engine.cpp
+Claim beyond_side_by_side(ClaimRuns& runs);  // B2
+// claims_beyond_tpla.cpp
+Claim beyond_shared_columns(ClaimRuns& runs);  // B5
 
 }  // namespace isomer

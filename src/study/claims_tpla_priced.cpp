@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "plan/decode_search.h"
+#include "study/claims_tpla_quality.h"
 
 namespace isomer {
 
@@ -179,18 +180,13 @@ struct Entry {
 };
 
 const std::vector<Entry>& tpla_entries() {
-  static const std::vector<Entry> entries = {{"T1", "the rewritten MLA is the same function", "exact", nullptr},
-                                             {"T2", "cache per device at TP=2", "576 → 320", nullptr},
-                                             {"T3", "perplexity of V2-Lite", "6.31, 7.24; GLA 2212", nullptr},
-                                             {"T4", "Hadamard serves RMS slicing but not the softmax", "-", nullptr},
-                                             {"T5", "", "", tpla_decode_priced},
-                                             {"T6", "", "", tpla_prefill_priced},
-                                             {"T7", "attention FLOPs are equal but for the rope part", "-", nullptr},
-                                             {"T8", "more than two shards probably degrade", "a conjecture", nullptr},
-                                             {"T9", "dependence on the calibration text", "-", nullptr},
-                                             {"T10", "condition 2 of the slicing", "-", nullptr},
-                                             {"T11", "light alignment recovers the loss", "-", nullptr},
-                                             {"T12", "also on converted GQA models", "-", nullptr}};
+  static const std::vector<Entry> entries = {
+      {"T1", "", "", tpla_same_function}, {"T2", "", "", tpla_cache},
+      {"T3", "", "", tpla_perplexity},    {"T4", "", "", tpla_ablation},
+      {"T5", "", "", tpla_decode_priced}, {"T6", "", "", tpla_prefill_priced},
+      {"T7", "", "", tpla_flops},         {"T8", "", "", tpla_more_shards},
+      {"T9", "", "", tpla_calibration},   {"T10", "", "", tpla_condition},
+      {"T11", "", "", tpla_alignment},    {"T12", "also on converted GQA models", "-", nullptr}};
   return entries;
 }
 

@@ -110,7 +110,7 @@ TEST_F(ConvertProgram, ModesOfPerplexity) {
   EXPECT_EQ(decode["tokens_scored"], prefill["tokens_scored"]);
   EXPECT_NE(decode["nats_per_token"], every["nats_per_token"]);
   const json gla = evaluated("perplexity --layout gla:2 --overlap 32 --model " + at("model"));
-  EXPECT_EQ(gla["layout"], "gla:2");
+  EXPECT_EQ(gla["layout"], "gla:g=2,tp=1");
   // Teacher forcing sees nothing of decode: an exact prefill is the ordinary forward's perplexity.
   const json whole = evaluated("perplexity --layout gla:1 --overlap 32 --mode decode --model " + at("out"));
   EXPECT_NEAR(whole["nats_per_token"].get<double>(), prefill["nats_per_token"].get<double>(), 1e-5);
@@ -220,8 +220,8 @@ TEST_F(ConvertProgram, ADamagedOrMissingSideFileIsNamed) {
   expect_refused("eval perplexity --layout tpla:g=2 --model " + at("model") + data, {"tpla.json is missing"});
   convert();
   expect_refused("eval perplexity --layout tpla:g=4 --model " + at("out") + data, {"converted for 2 shards"});
-  expect_refused("eval perplexity --layout tpla:g=2,wo=scatter --model " + at("out") + data, {"no option 'wo'"});
-  expect_refused("eval perplexity --layout explicit --mode decode --model " + at("out") + data, {"tpla:g=G"});
+  expect_refused("eval perplexity --layout tpla:g=2,xo=scatter --model " + at("out") + data, {"xo"});
+  expect_refused("eval perplexity --layout explicit --mode decode --model " + at("out") + data, {"tp, gla, tpla"});
   expect_refused("eval perplexity --layout tpla --mode all --model " + at("out") + data, {"every-position"});
   const std::string side = text_of(folder_.path() / "out/tpla.json");
   folder_.write("out/tpla.json", side.substr(0, side.size() / 2));

@@ -188,7 +188,7 @@ TEST(Helix, SplitsUnevenHeadsByKvGroup) {
 
 /// Every query head falls to one column, with the KV head that it uses, in equal groups.
 TEST(GroupedHeads, CoverEveryHeadOnceWithItsKvHead) {
-  rc::check("grouped_heads", [] {
+  EXPECT_TRUE(rc::check("grouped_heads", [] {
     const auto kv = *rc::gen::inRange<std::int64_t>(1, 12), group = *rc::gen::inRange<std::int64_t>(1, 9);
     const auto parts = *rc::gen::inRange<std::int64_t>(1, kv * group + 1);
     std::int64_t next = 0;
@@ -202,7 +202,7 @@ TEST(GroupedHeads, CoverEveryHeadOnceWithItsKvHead) {
       next = cut.query.end();
     }
     RC_ASSERT(next == kv * group);
-  });
+  }));
 }
 
 /// Logits of position after position, decoded one, or a few, at once after a prompt.
@@ -315,7 +315,7 @@ TEST(Helix, OverlapChangesNoBit) {
 
 // What slices have of sequences that prefill and decode have grown, however they grew, differs by a chunk at most.
 TEST(CacheShards, AreBalancedWithinAChunkASequence) {
-  rc::check("imbalance", [] {
+  EXPECT_TRUE(rc::check("imbalance", [] {
     const auto slices = *rc::gen::inRange(1, 9), batch = *rc::gen::inRange(1, 6);
     const CacheShards shards{slices, *rc::gen::inRange<std::int64_t>(1, 40)};
     std::vector<std::int64_t> rows(static_cast<std::size_t>(slices));
@@ -330,7 +330,7 @@ TEST(CacheShards, AreBalancedWithinAChunkASequence) {
     }
     const auto [least, most] = std::minmax_element(rows.begin(), rows.end());
     RC_ASSERT(*most - *least <= batch * shards.chunk);
-  });
+  }));
 }
 
 }  // namespace
