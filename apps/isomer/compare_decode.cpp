@@ -156,8 +156,10 @@ std::vector<std::string> row_of(const DecodeLayoutReport& l, std::int64_t batch)
     return format_bytes(static_cast<double>(bytes) / static_cast<double>(batch));
   };
   const DecodeMeasure& m = l.run.busiest();
-  std::vector<std::string> row = {l.layout, format_bytes(static_cast<double>(l.cache_bytes)), per_token(l.bytes_sent),
-                                  l.bytes_agree ? "=" : per_token(l.bytes_predicted), fmt::format("{}", m.messages)};
+  std::vector<std::string> row = {
+      l.layout, format_bytes(static_cast<double>(l.cache_bytes)), per_token(l.bytes_sent),
+      l.bytes_sent == l.bytes_predicted && l.bytes_agree ? "=" : per_token(l.bytes_predicted),
+      fmt::format("{}", m.messages)};
   if (l.dry) return row;
   row.push_back(format_seconds(l.run.seconds()));
   row.emplace_back(l.run.virtual_clock ? "virtual" : "wall");

@@ -17,12 +17,12 @@ std::int64_t length_of(const TextRequest& r) {
 void check_room(const EngineOptions& o, const std::vector<TextRequest>& requests, std::int64_t free_pages) {
   const CacheShards shards = cache_shards_of(o.layout);
   std::vector<std::int64_t> lengths;
-  std::int64_t pages = 0, tokens = 0;
+  std::int64_t tokens = 0;
   for (const TextRequest& r : requests) {
     lengths.push_back(length_of(r));
     tokens += lengths.back();
-    pages += pages_for(lengths.back(), o.page_tokens, shards);
   }
+  const std::int64_t pages = cache_tokens_for(lengths, o.layout, o.page_tokens) / shards.num_slices / o.page_tokens;
   if (pages <= free_pages) return;
   invalid_argument(
       "the cache is too small: {} tokens of {} sequences need {} pages of {} tokens, {} are free: give it at least {} "

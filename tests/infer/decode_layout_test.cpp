@@ -64,6 +64,40 @@ TEST(DecodeLayouts, SendTheirClosedFormsRealAndDry) {
   }
 }
 
+// Rows go to the ranks of their experts and come back, once a rank that has any; what is routed is counted.
+TEST(DecodeLayouts, DataParallelSendsRowsToTheirExpertsAndBack) {
+  ModelConfig config = latent_config();
+  const ModelWeights weights = noisy_weights(config, DType::f32);
+  for (const bool dry : {false, true}) {
+    std::vector<std::int64_t> dispatched(4), combined(4), columns(4);
+    run_group({.num_ranks = 4, .threads_per_rank = 1, .dry_run = dry}, [&](RankContext& ctx) {
+      Engine engine(ctx, {.config = config, .layout = parse_decode_layout("dp-ep:4", config), .cache_tokens = 64},
+                    weights);
+      const Ids ids = some_ids(8);
+      std::vector<Engine::Input> inputs;
+      for (std::size_t s = 0; s < 4; ++s) inputs.push_back({engine.add_sequence(), std::span(ids).subspan(2 * s, 2)});
+      ctx.ledger().clear();
+      engine.decode(ctx, inputs);
+      const auto rank = static_cast<std::size_t>(ctx.rank());
+      dispatched[rank] = sent(ctx, "dispatch");
+      combined[rank] = sent(ctx, "combine");
+      columns[rank] = sent(ctx, "ffn rows") + sent(ctx, "ffn output");
+    });
+    std::int64_t out = 0, back = 0;
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      out += dispatched[rank];
+      back += combined[rank];
+      EXPECT_EQ(dispatched[rank] % (40 * 4), 0);
+      // Two own rows, at most to three others, in two layers of experts.
+      EXPECT_LE(dispatched[rank], 2 * 2 * 3 * 40 * 4);
+      // The dense layer: own rows to three ranks, partial sums of six rows of others.
+      EXPECT_EQ(columns[rank], (3 * 2 + 6) * 40 * 4);
+    }
+    EXPECT_EQ(out, back);
+    EXPECT_GT(out, 0);
+  }
+}
+
 TEST(DecodeLayouts, CacheWhatTheTableSays) {
   const auto cache_bytes = [](const ModelConfig& config, const std::string& layout) {
     std::int64_t bytes = 0;
@@ -117,7 +151,7 @@ TEST(DecodeLayouts, FailWithoutCommunication) {
     const Ids ids = some_ids(60);
     const auto expected = reference_logits(config, ids);
     for (const std::string layout :
-         {"tp:2", "kvp:2", "exact-latent:2", "helix:kvp=2,tpa=1", "medha:kvp=2,tpa=1", "pp:2"}) {
+         {"tp:2", "kvp:2", "exact-latent:2", "helix:kvp=2,tpa=1", "medha:kvp=2,tpa=1", "pp:2", "dp-ep:2"}) {
       if (!why_step_unfit(parse_decode_layout(layout, config), config).empty()) continue;
       for (const bool prefill : {false, true}) {
         std::vector<double> got;
@@ -158,7 +192,8 @@ TEST(DecodeLayouts, ComplaintsSayWhatWouldFit) {
   EXPECT_THAT(unfit("tp:3", latent), HasSubstr(": 1, 2, 4"));
   EXPECT_THAT(unfit("kvp:5", grouped), HasSubstr("8 heads with 2 KV heads"));
   EXPECT_THAT(unfit("tp:16", grouped), HasSubstr("1, 2, 4, 8"));
-  EXPECT_THAT(unfit("dp-ep:2", latent), HasSubstr("there are: tp, "));
+  EXPECT_THAT(unfit("tp:2,dp-ep:2", latent), HasSubstr("there are: tp, "));
+  EXPECT_THAT(unfit("dp-ep:4,tpf=2,ep=2", latent), HasSubstr("take ep=4 or tpf=4"));
   EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("kvp=4 slices of tpa=2 columns are 8 ranks"));
   EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("these fit: tpa=1 kvp≤4, tpa=2 kvp≤2"));
   EXPECT_THAT(unfit("helix:kvp=2,tpa=2,tpf=2,ep=4", latent), HasSubstr("tpf=4,ep=1; tpf=2,ep=2; tpf=1,ep=4"));

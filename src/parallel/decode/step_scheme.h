@@ -29,7 +29,9 @@ struct StepSequence {
 /// Host metadata of a step, and cos and sin of its rows.
 struct DecodeStep {
   std::vector<StepSequence> sequences;
-  std::int64_t num_rows = 0;
+  std::int64_t num_rows = 0;  // of this rank's sequences
+  /// Data parallelism: rows of every group's sequences.
+  std::vector<std::int64_t> rows_of_group;
   /// A prefill: exact under every layout, latent attention with up-projected keys and values, a block of the prefix at
   /// a time (many query tokens). Otherwise a decode step: the absorbed form on latent rows (few), in the layout's way.
   bool explicit_form = false;
@@ -129,6 +131,7 @@ std::unique_ptr<StepScheme> make_gla(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_tpla(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_exact_latent(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_kvp(const SchemeArguments& arguments);
+std::unique_ptr<StepScheme> make_dp_ep(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_medha(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_helix(const SchemeArguments& arguments);
 
