@@ -188,11 +188,13 @@ void time_layouts() {
   for (const std::int64_t context : {1024, 8192, 32768}) {
     for (const char* name : {"tp:2", "tpla:g=2", "gla:g=2", "exact-latent:2", "kvp:2"}) {
       run_group({.num_ranks = 2, .threads_per_rank = 1}, [&](RankContext& ctx) {
+        const DecodeLayout layout = parse_decode_layout(name, config);
+        const std::vector<std::int64_t> lengths(kSequences, context + 16);
         Engine engine(ctx,
                       {.config = config,
-                       .layout = parse_decode_layout(name, config),
+                       .layout = layout,
                        .tpla = plain_side_file(config, 2),
-                       .cache_tokens = kSequences * (context + 64)},
+                       .cache_tokens = cache_tokens_for(lengths, layout, EngineOptions{}.page_tokens)},
                       weights);
         std::vector<Engine::Input> inputs;
         constexpr std::int32_t kToken = 5;

@@ -42,15 +42,6 @@ DecodeRun run(const ModelConfig& config, const ModelWeights& weights, const Timi
   return run_decode(w, weights, o);
 }
 
-double part(const DecodeRun& run, const std::string& name) {
-  double longest = 0;
-  for (const DecodeMeasure& m : run.ranks) {
-    const auto found = m.seconds_by_part.find(name);
-    if (found != m.seconds_by_part.end()) longest = std::max(longest, found->second);
-  }
-  return longest;
-}
-
 /// bfloat16 rounds at every layer, so a tenth; a wrong slice or head is off by the logits themselves.
 bool check(const ModelConfig& config, const ModelWeights& weights) {
   const auto one = run(config, weights, {.layout = "tp:1", .context = 700, .batch = 2}).logits[0];
@@ -72,7 +63,7 @@ void time_contexts(const ModelConfig& config, const ModelWeights& weights) {
     for (const char* layout :
          {"tp:1", "helix:kvp=1,tpa=1", "tp:2", "helix:kvp=2,tpa=1", "helix:kvp=2,tpa=1,hopb=off"}) {
       const DecodeRun r = run(config, weights, {.layout = layout, .context = context, .batch = 4});
-      const double attention = part(r, "attention"), exchange = part(r, "exchange");
+      const double attention = longest_part(r, "attention"), exchange = longest_part(r, "exchange");
       std::printf("%-26s %8ld %9.2f %10.2f %13.3f %12.1f%%%s\n", layout, static_cast<long>(context), 1e3 * r.seconds(),
                   1e3 * attention, 1e3 * exchange, 100 * exchange / attention, r.virtual_clock ? " (virtual)" : "");
     }
@@ -85,7 +76,7 @@ void time_overlap(const ModelConfig& config, const ModelWeights& weights) {
               "hidden", "formula");
   for (const std::int64_t batch : {1, 2, 4, 8, 16, 32}) {
     Timing t{.layout = "helix:kvp=2,tpa=1", .context = 8192, .batch = batch};
-    const double attention = part(run(config, weights, t), "attention");
+    const double attention = longest_part(run(config, weights, t), "attention");
     const double heads = static_cast<double>(config.num_attention_heads) / 2;
     const double bytes = static_cast<double>(config.num_hidden_layers * batch) * heads *
                          (static_cast<double>(config.kv_lora_rank) * 2 + 4);

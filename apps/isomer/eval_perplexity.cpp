@@ -17,6 +17,7 @@
 #include "eval/decode_scores.h"
 #include "eval/perplexity.h"
 #include "model/checkpoint.h"
+#include "model/gguf.h"
 #include "model/tokenizer.h"
 #include "sharding/sequence_layout.h"
 #include "study/machine.h"
@@ -43,9 +44,10 @@ std::string layout_of(const PerplexityArguments& a) { return a.layout.empty() ? 
 
 Checkpoint checkpoint_of(const PerplexityArguments& a, const std::string& model) {
   std::error_code code;
-  if (!fs::is_directory(model, code)) {
-    invalid_argument("--model {}: name a directory with config.json, model.safetensors and tokenizer.json{}", a.model,
-                     fs::exists(model, code) ? "" : "; a built-in description has no weights");
+  if (!fs::is_directory(model, code) && !is_gguf_file(model)) {
+    invalid_argument(
+        "--model {}: name a directory with config.json, model.safetensors and tokenizer.json, or a GGUF file{}",
+        a.model, fs::exists(model, code) ? "" : "; a built-in description has no weights");
   }
   return Checkpoint::open(model);
 }
@@ -204,7 +206,9 @@ int run_perplexity(const PerplexityArguments& a) {
 void add_eval_perplexity(CLI::App& eval, int& exit_code) {
   auto a = std::make_shared<PerplexityArguments>();
   CLI::App* command = eval.add_subcommand("perplexity", "perplexity and bits per byte of a checkpoint on text");
-  command->add_option("--model", a->model, "directory with config.json, weights and tokenizer.json, or a training run")
+  command
+      ->add_option("--model", a->model,
+                   "directory with config.json, weights and tokenizer.json, a training run, or a GGUF file")
       ->required();
   command->add_option("--data", a->data, "text files, or one token file")->required();
   command->add_option("--tokenizer", a->tokenizer, "tokenizer.json or its directory; default: the model's");

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "apps/isomer/commands.h"
 #include "apps/isomer/loaded_model.h"
@@ -12,6 +13,7 @@
 #include "apps/isomer/units.h"
 #include "comm/group.h"
 #include "infer/generate.h"
+#include "model/chat_template.h"
 #include "study/machine.h"
 #include "train/run_directory.h"
 
@@ -27,8 +29,9 @@ struct GenerateArguments {
   std::string backend = "threads", dtype = "f32", cache_dtype, json_file;
   std::string seed = "0", tokens = "100", cache_tokens, prefill_chunk = "512";
   double temperature = 0, top_p = 1;
-  bool greedy = false, ignore_eos = false;
-  int threads = 0;
+  std::optional<std::string> system;
+  bool greedy = false, ignore_eos = false, chat = false;
+  int ranks = 0, threads = 0;
 };
 
 constexpr std::int64_t kMost = std::int64_t{1} << 32;
@@ -52,7 +55,16 @@ Sampling sampling_of(const GenerateArguments& a, std::size_t request) {
   return sampling;
 }
 
-std::vector<TextRequest> requests_of(const GenerateArguments& a, const Tokenizer& tokenizer) {
+/// The model's chat template where --chat asks for it.
+std::optional<ChatTemplate> chat_of(const GenerateArguments& a, const FoundModel& model) {
+  if (a.system && !a.chat) invalid_argument("--system without --chat: a prompt as it stands has no system message");
+  if (!a.chat) return std::nullopt;
+  const std::string& place = a.tokenizer.empty() ? model.directory : a.tokenizer;
+  return ChatTemplate::parse(Tokenizer::texts_at(place).config_json, place);
+}
+
+std::vector<TextRequest> requests_of(const GenerateArguments& a, const Tokenizer& tokenizer,
+                                     const std::optional<ChatTemplate>& chat) {
   std::vector<TextRequest> requests;
   if (a.prompts.empty()) invalid_argument("--prompt is empty: give some text to go on from");
   for (const std::string& prompt : a.prompts) {
@@ -61,9 +73,10 @@ std::vector<TextRequest> requests_of(const GenerateArguments& a, const Tokenizer
     if (const auto at = invalid_utf8_at(prompt)) {
       invalid_argument("--prompt{} is not UTF-8: byte {} is ill-formed", which, *at);
     }
-    requests.push_back({.prompt = tokenizer.encode(prompt, true),
-                        .max_new_tokens = parse_count("--tokens", a.tokens, 1, kMost),
-                        .sampling = sampling_of(a, requests.size())});
+    requests.push_back(
+        {.prompt = chat ? tokenizer.encode(chat->prompt(prompt, a.system)) : tokenizer.encode(prompt, true),
+         .max_new_tokens = parse_count("--tokens", a.tokens, 1, kMost),
+         .sampling = sampling_of(a, requests.size())});
   }
   return requests;
 }
@@ -104,12 +117,15 @@ std::optional<SeparatedOptions> separated_options(const GenerateArguments& a, co
 Prepared prepare(const GenerateArguments& a) {
   FoundModel model = find_model(a.model);
   Tokenizer tokenizer = tokenizer_for(model, a.tokenizer);
-  std::vector<TextRequest> requests = requests_of(a, tokenizer);
+  std::vector<TextRequest> requests = requests_of(a, tokenizer, chat_of(a, model));
   EngineOptions engine = engine_options(a, model, requests);
   std::optional<SeparatedOptions> separated = separated_options(a, engine);
   GroupOptions group;
   group.backend = a.backend == "mpi" ? Backend::mpi : Backend::threads;
   group.num_ranks = separated ? separated->num_ranks() : engine.layout.devices();
+  if (a.ranks > 0 && a.ranks != group.num_ranks) {
+    invalid_argument("--ranks {}: the layout {} has {}", a.ranks, a.layout, group.num_ranks);
+  }
   group.threads_per_rank = a.threads;
   return {std::move(model), std::move(tokenizer), std::move(engine), std::move(separated), group, std::move(requests)};
 }
@@ -191,7 +207,7 @@ Outcome run_and_print(const GenerateArguments& a, const Prepared& p) {
   if (!a.ignore_eos) options.eos = p.tokenizer.eos_id();
   if (a.prompts.size() == 1) {
     options.on_token = [&, begun = false](std::size_t, std::int32_t id) mutable {
-      if (!begun) text.write(a.prompts[0]);
+      if (!begun && !a.chat) text.write(a.prompts[0]);
       begun = true;
       text.write(p.tokenizer.decode({&id, 1}));
     };
@@ -203,7 +219,7 @@ Outcome run_and_print(const GenerateArguments& a, const Prepared& p) {
     return outcome;
   }
   for (std::size_t i = 0; i < a.prompts.size(); ++i) {
-    fmt::print("[{}] {}{}\n", i + 1, a.prompts[i],
+    fmt::print("[{}] {}{}\n", i + 1, a.chat ? "" : a.prompts[i],
                replace_invalid_utf8(p.tokenizer.decode(outcome.generated.tokens[i])));
   }
   return outcome;
@@ -227,11 +243,15 @@ int run_generate(const GenerateArguments& a, const CommandLine& command_line) {
 void add_generate(CLI::App& app, const CommandLine& command_line, int& exit_code) {
   auto a = std::make_shared<GenerateArguments>();
   CLI::App* command = app.add_subcommand("generate", "go on from a text, under any decode layout");
-  command->add_option("--model", a->model, "directory with config.json, weights and tokenizer.json, or a training run")
+  command
+      ->add_option("--model", a->model,
+                   "directory with config.json, weights and tokenizer.json, a training run, or a GGUF file")
       ->required();
   command->add_option("--prompt", a->prompts, "the text to go on from; may be given several times")
       ->required()
       ->allow_extra_args(false);
+  command->add_flag("--chat", a->chat, "prompts are questions: written down by the model's chat template (ChatML)");
+  command->add_option("--system", a->system, "with --chat: the system message; empty: none; default: the template's");
   command->add_option("--tokens", a->tokens, "new tokens of each text at most")->capture_default_str();
   command->add_option("--layout", a->layout, "how decoding is spread over ranks (docs/inference.md)")
       ->capture_default_str();
@@ -240,6 +260,7 @@ void add_generate(CLI::App& app, const CommandLine& command_line, int& exit_code
   command->add_option("--prefill-ranks", a->prefill_ranks, "its ranks: own, behind those of --layout, or the same ones")
       ->check(CLI::IsMember({"own", "same"}))
       ->capture_default_str();
+  command->add_option("--ranks", a->ranks, "checked against the layout, which says it")->check(CLI::Range(1, 4096));
   command->add_option("--backend", a->backend, "threads, or processes under Open MPI")
       ->check(CLI::IsMember({"threads", "mpi"}))
       ->capture_default_str();

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "model/gguf.h"
 #include "model/inventory.h"
 #include "model/json_text.h"
 #include "study/machine.h"
@@ -30,8 +31,9 @@ struct Inspection {
   std::int64_t bytes = 0;
 };
 
-/// The config.json beside the weights, if there is one.
+/// The config.json beside the weights, if there is one; a GGUF file has its own.
 std::optional<ModelConfig> config_beside(const fs::path& path) {
+  if (is_gguf_file(path)) return load_model_config(path.string());
   const fs::path directory = fs::is_directory(path) ? path : path.parent_path();
   const fs::path file = directory / "config.json";
   if (!fs::exists(file)) return std::nullopt;
@@ -89,7 +91,7 @@ void print(const Inspection& i) {
   fmt::print("{:<{}}  {:>6}  {:<8}  {:<18}  {:>12}\n", "tensor", width, "count", "dtype", "shape", "MB");
   for (const auto& group : i.groups) {
     fmt::print("{:<{}}  {:>6}  {:<8}  {:<18}  {:>12.3f}\n", printable(group.pattern, 100), width, group.count,
-               name_of(group.dtype), shape_text(group.shape), static_cast<double>(group.bytes) / 1e6);
+               group.dtype, shape_text(group.shape), static_cast<double>(group.bytes) / 1e6);
   }
   if (!i.inventory.notes.empty()) fmt::print("\nNotes\n");
   for (const auto& note : i.inventory.notes) fmt::print("  {}\n", printable(note, 400));
@@ -125,7 +127,7 @@ json to_json(const Inspection& i) {
   for (const auto& group : i.groups) {
     result["tensors"].push_back({{"pattern", group.pattern},
                                  {"count", group.count},
-                                 {"dtype", name_of(group.dtype)},
+                                 {"dtype", group.dtype},
                                  {"shape", group.shape},
                                  {"bytes", group.bytes}});
   }
@@ -149,7 +151,8 @@ void add_inspect(CLI::App& app, int& exit_code) {
   };
   auto options = std::make_shared<Options>();
   auto* command = app.add_subcommand("inspect", "says what is in a checkpoint, and what is wrong with it");
-  command->add_option("PATH", options->path, "a checkpoint's directory, its index or a safetensors file")->required();
+  command->add_option("PATH", options->path, "a checkpoint's directory, its index, a safetensors or a GGUF file")
+      ->required();
   command->add_option("--json", options->json_path, "write the same as JSON to this file");
   command->callback([options, &exit_code] {
     const Inspection inspection = inspect(options->path);

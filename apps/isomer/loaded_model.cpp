@@ -7,6 +7,7 @@
 #include "convert/side_file.h"
 #include "core/error.h"
 #include "model/checkpoint.h"
+#include "model/gguf.h"
 
 namespace isomer {
 
@@ -15,9 +16,11 @@ namespace fs = std::filesystem;
 FoundModel find_model(const std::string& model) {
   const std::string directory = shipped_model(model);
   std::error_code code;
-  if (!fs::is_directory(directory, code)) {
-    invalid_argument("--model {}: name a directory with config.json, model.safetensors and tokenizer.json{}", model,
-                     fs::exists(directory, code) ? "" : "; a built-in description has no weights");
+  if (!fs::is_directory(directory, code) && !is_gguf_file(directory)) {
+    invalid_argument(
+        "--model {}: name a directory with config.json, model.safetensors and tokenizer.json, or a GGUF "
+        "file{}",
+        model, fs::exists(directory, code) ? "" : "; a built-in description has no weights");
   }
   return {model, directory, load_model_config(directory)};
 }

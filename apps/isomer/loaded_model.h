@@ -13,12 +13,12 @@ namespace isomer {
 
 struct FoundModel {
   std::string name;       // as it was asked for
-  std::string directory;  // where its files lie
+  std::string directory;  // where its files lie; or its GGUF file
   ModelConfig config;
 };
 
-/// `model`: a directory with config.json and weights, a training run, or a built-in model that ships with weights.
-/// Throws std::invalid_argument for anything else, isomer::Error for files that are wrong.
+/// `model`: a directory with config.json and weights, a training run, a GGUF file, or a built-in model that ships with
+/// weights. Throws std::invalid_argument for anything else, isomer::Error for files that are wrong.
 FoundModel find_model(const std::string& model);
 
 /// Throws isomer::Error for a checkpoint that is wrong.

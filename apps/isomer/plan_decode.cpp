@@ -96,7 +96,11 @@ DecodePlanOptions options_of(const DecodeArguments& a) {
   o.search.batches = batches_of(a.batches);
   std::stringstream list(a.layouts);
   for (std::string one; std::getline(list, one, ';');) {
-    o.search.layouts.push_back(parse_decode_layout(one, o.problem.config));
+    const DecodeLayout& layout = o.search.layouts.emplace_back(parse_decode_layout(one, o.problem.config));
+    if (layout.devices() > o.search.max_devices) {
+      invalid_argument("--layouts: {} takes {} devices, there are {}; raise --max-devices", to_string(layout),
+                       layout.devices(), o.search.max_devices);
+    }
   }
   o.sensitivity = !a.no_sensitivity;
   return o;
@@ -107,9 +111,15 @@ std::string context_text(std::int64_t tokens) {
   return tokens % 1024 == 0 ? fmt::format("{}K", tokens / 1024) : fmt::format("{}", tokens);
 }
 
-std::string hardware_text(const DecodePlanOptions& o) {
+std::string hardware_text(const DecodePlan& plan) {
+  const DecodePlanOptions& o = plan.options;
   if (o.assumptions.roofline) return "roofline alone: peak rates, nothing else";
-  if (o.hardware.fitted) return "efficiencies fitted to measurements";
+  if (o.hardware.fitted) {
+    return plan.stand_ins.empty()
+               ? "efficiencies fitted to measurements"
+               : fmt::format("efficiencies fitted to measurements, but not of {}: the nearest stand in",
+                             fmt::join(plan.stand_ins, ", "));
+  }
   return "efficiencies not measured on this device" +
          (o.hardware.curves_from.empty() ? std::string() : fmt::format(", curves of {}", o.hardware.curves_from));
 }
@@ -119,7 +129,7 @@ void print_title(const DecodePlan& plan) {
   fmt::print("{} on {}: decoding at {} tokens of context, up to {} devices\n", o.problem.config.name, o.hardware.name,
              context_text(o.problem.context), o.search.max_devices);
   fmt::print("  weights {}, cache {}, exchanged in {}; {}\n", name_of(o.problem.precision.weights),
-             name_of(o.problem.precision.cache), name_of(o.problem.precision.activations), hardware_text(o));
+             name_of(o.problem.precision.cache), name_of(o.problem.precision.activations), hardware_text(plan));
   fmt::print("  {} configurations examined, {} priced in {:.2f} s on one core\n", plan.search.examined,
              plan.search.points.size(), plan.search.seconds);
   for (int i = 1; i < kNumUnfit; ++i) {
@@ -241,8 +251,10 @@ void add_plan_decode(CLI::App& plan, int& exit_code) {
       ->capture_default_str();
   command->add_option("--hardware", a->hardware, "a built-in name or a hardware file")->capture_default_str();
   command->add_option("--context", a->context, "cached tokens a sequence (128K, 1M)")->capture_default_str();
-  command->add_option("--max-devices", a->max_devices, "of one copy of the model (default: its fast links', up to 64)");
-  command->add_option("--nodes", a->nodes, "the same, in groups of devices that share the fastest links");
+  command->add_option("--max-devices", a->max_devices, "of one copy of the model (default: its fast links', up to 64)")
+      ->check(CLI::Range(1, kMaxDevices));
+  command->add_option("--nodes", a->nodes, "the same, in groups of devices that share the fastest links")
+      ->check(CLI::Range(1, kMaxDevices));
   command->add_option("--precision", a->precision, "of weights: bf16, fp8, fp4")->capture_default_str();
   command->add_option("--cache", a->cache, "of the cache (default: bf16 for bf16 weights, else fp8)");
   command->add_option("--exchange", a->exchange, "of what travels between devices (default bf16)");
@@ -254,8 +266,10 @@ void add_plan_decode(CLI::App& plan, int& exit_code) {
   command->add_flag("--roofline", a->roofline, "peak rates alone, as published analyses have it");
   command->add_option("--link-latency", a->link_latency, "of every link (5us) instead of the description's");
   command->add_option("--link-bandwidth", a->link_bandwidth, "of the fastest links (900GB/s), others in proportion");
-  command->add_option("--contention", a->contention, "how many times as long overlapped work takes (1 to 2)");
-  command->add_option("--fp4-efficiency", a->fp4_efficiency, "share of the FP4 rate that is reached");
+  command->add_option("--contention", a->contention, "how many times as long overlapped work takes (1 to 2)")
+      ->check(CLI::Range(1.0, 2.0));
+  command->add_option("--fp4-efficiency", a->fp4_efficiency, "share of the FP4 rate that is reached")
+      ->check(CLI::Range(0.01, 1.0));
   command->add_flag("--no-sensitivity", a->no_sensitivity, "leave out the study of assumptions");
   command->add_option("--json", a->json_file, "write the plan as JSON");
   command->add_option("--html", a->html_file, "write the plan as one HTML page that needs no network");

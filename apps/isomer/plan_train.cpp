@@ -170,8 +170,9 @@ void add_plan_train(CLI::App& plan, int& exit_code) {
   command->add_option("--model", a->model, "a built-in name, a checkpoint's directory, or a config.json")
       ->capture_default_str();
   command->add_option("--hardware", a->hardware, "a built-in name or a hardware file")->capture_default_str();
-  command->add_option("--nodes", a->nodes, "groups of devices that share the fastest links (default 1)");
-  command->add_option("--devices", a->devices, "instead of --nodes");
+  command->add_option("--nodes", a->nodes, "groups of devices that share the fastest links (default 1)")
+      ->check(CLI::Range(1, kMaxDevices));
+  command->add_option("--devices", a->devices, "instead of --nodes")->check(CLI::Range(1, kMaxDevices));
   command->add_option("--seq", a->seq, "tokens a sequence (16K, 1M)")->capture_default_str();
   command->add_option("--batch", a->batch, "sequences a step")->capture_default_str();
   command->add_option("--schemes", a->schemes, "all, or schemes separated by semicolons")->capture_default_str();

@@ -1,15 +1,12 @@
 #include "apps/isomer/tokenizer_choice.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "core/error.h"
 
 namespace isomer {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 std::string shown(const Tokenizer& tokenizer, std::int32_t id) {
   const auto token = tokenizer.token_of(id);
@@ -31,8 +28,7 @@ void check_same_ids(const std::string& path, const Tokenizer& asked, const std::
 }  // namespace
 
 Tokenizer choose_tokenizer(const std::string& path, const std::string& model, const std::string& directory) {
-  std::error_code code;
-  const bool has_own = fs::is_regular_file(fs::path(directory) / "tokenizer.json", code);
+  const bool has_own = Tokenizer::is_at(directory);
   if (path.empty()) {
     if (!has_own) invalid_argument("--model {}: it has no tokenizer.json; name one with --tokenizer", model);
     return Tokenizer::load(directory);

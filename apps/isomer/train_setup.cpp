@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/isomer/units.h"
+#include "model/gguf.h"
 #include "model/json_text.h"
 #include "sharding/sequence_layout.h"
 
@@ -26,11 +27,12 @@ std::string text_if_there(const fs::path& file) {
   return fs::is_regular_file(file, code) ? read_text_file(file, kMaxTokenizerBytes) : std::string();
 }
 
-/// tokenizer.json itself: --tokenizer (a file, or its directory), or what lies beside the configuration.
+/// tokenizer.json itself: --tokenizer (a file, or its directory), or what lies beside the configuration; or a GGUF
+/// file.
 fs::path tokenizer_file(const TrainArguments& a) {
   const fs::path path = a.tokenizer.empty() ? fs::path(a.config) : fs::path(a.tokenizer);
   std::error_code code;
-  if (!a.tokenizer.empty() && fs::is_regular_file(path, code)) return path;
+  if ((!a.tokenizer.empty() && fs::is_regular_file(path, code)) || is_gguf_file(path)) return path;
   const fs::path directory = fs::is_directory(path, code) ? path : path.parent_path();
   fs::path file = directory / "tokenizer.json";
   if (fs::is_regular_file(file, code)) return file;
@@ -158,9 +160,10 @@ PreparedRun prepare_new_run(const TrainArguments& a, const RunDirectory& directo
   TrainRun& run = prepared.run;
   run.save_weights = true;
   const fs::path file = tokenizer_file(a);
+  const TokenizerTexts texts = Tokenizer::texts_at(file);
   run.files = {.config_json = checkpoint_config(run.settings),
-               .tokenizer_json = text_if_there(file),
-               .tokenizer_config_json = text_if_there(file.parent_path() / "tokenizer_config.json")};
+               .tokenizer_json = texts.json,
+               .tokenizer_config_json = texts.config_json};
   prepared.tokenizer = parse_tokenizer(run, file.string());
   check_data_files(run.settings);
   prepared.lossy = a.lossy;

@@ -201,7 +201,7 @@ void LayerAligner::backward(const Window& window, const ShardView& view, const P
 
 /// [T, D].
 Tensor LayerAligner::output_of(const Tensor& attention) const {
-  const Tensor y = empty("y", {attention.size(0), config_.hidden_size});
+  Tensor y = empty("y", {attention.size(0), config_.hidden_size});
   matmul(ctx_, "o_proj", attention.flatten(1, 2), o_proj_.transpose(0, 1), y);
   return y;
 }

@@ -44,21 +44,24 @@ void add_token(Row first, Row second, std::int32_t target, LogitDifference& sum)
 
 }  // namespace
 
-LogitDifference compare_logits(const ModelConfig& config, const ModelWeights& first, const ModelWeights& second,
-                               std::span<const Sample> samples, int num_threads, const ConversionProgress& progress) {
+LogitDifference compare_logits(const ModelRef& first, const ModelRef& second, std::span<const Sample> samples,
+                               int num_threads, const ConversionProgress& progress) {
   LogitDifference sum;
   if (samples.empty()) return sum;
   run_group({.num_ranks = 1, .threads_per_rank = num_threads}, [&](RankContext& ctx) {
-    LanguageModel model(ctx, {.config = config,
-                              .layout = parse_layout("explicit:1"),
-                              .dtype = first.embed_tokens.dtype(),
-                              .seq = static_cast<std::int64_t>(samples.front().ids.size())});
+    const auto model_of = [&](const ModelRef& ref) {
+      return LanguageModel(ctx, {.config = ref.config,
+                                 .layout = parse_layout("explicit:1"),
+                                 .dtype = ref.weights.embed_tokens.dtype(),
+                                 .seq = static_cast<std::int64_t>(samples.front().ids.size())});
+    };
+    LanguageModel model = model_of(first), other = model_of(second);
     for (std::size_t s = 0; s < samples.size(); ++s) {
       if (progress) progress("comparing logits: window", static_cast<std::int64_t>(s), std::ssize(samples));
       ctx.ledger().clear();
       ctx.ops().clear();
-      const Tensor a = model.logits(ctx, first, samples.subspan(s, 1));
-      const Tensor b = model.logits(ctx, second, samples.subspan(s, 1));
+      const Tensor a = model.logits(ctx, first.weights, samples.subspan(s, 1));
+      const Tensor b = other.logits(ctx, second.weights, samples.subspan(s, 1));
       for (std::int64_t t = 0; t < a.size(0); ++t) {
         add_token(widened(a.select(0, t)), widened(b.select(0, t)), samples[s].targets[static_cast<std::size_t>(t)],
                   sum);
@@ -67,6 +70,11 @@ LogitDifference compare_logits(const ModelConfig& config, const ModelWeights& fi
   });
   sum.mean_divergence /= static_cast<double>(sum.num_tokens);
   return sum;
+}
+
+LogitDifference compare_logits(const ModelConfig& config, const ModelWeights& first, const ModelWeights& second,
+                               std::span<const Sample> samples, int num_threads, const ConversionProgress& progress) {
+  return compare_logits({config, first}, {config, second}, samples, num_threads, progress);
 }
 
 }  // namespace isomer

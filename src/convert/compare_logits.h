@@ -22,8 +22,17 @@ struct LogitDifference {
   std::int64_t num_targets = 0;
 };
 
+/// A model whose parts somebody else keeps.
+struct ModelRef {
+  const ModelConfig& config;
+  const ModelWeights& weights;
+};
+
 /// Both models whole in the training forward, in the weights' dtype, one sample at a time. Sums in float64, in token
 /// order.
+LogitDifference compare_logits(const ModelRef& first, const ModelRef& second, std::span<const Sample> samples,
+                               int num_threads, const ConversionProgress& progress);
+/// Two of one configuration.
 LogitDifference compare_logits(const ModelConfig& config, const ModelWeights& first, const ModelWeights& second,
                                std::span<const Sample> samples, int num_threads, const ConversionProgress& progress);
 

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "model/json_text.h"
 #include "model/model_weights.h"
+#include "model/tokenizer.h"
 #include "train/run_directory.h"
 
 namespace isomer {
@@ -52,7 +53,7 @@ DType dtype_written(FileDType dtype) {
 
 /// float64 values, rounded once.
 Tensor rounded_tensor(const std::string& name, const std::vector<double>& values, DType dtype, const Shape& shape) {
-  const Tensor tensor = Tensor::unrecorded(name, dtype, shape);
+  Tensor tensor = Tensor::unrecorded(name, dtype, shape);
   ISOMER_CHECK(tensor.numel() == std::ssize(values), "{}: {} values for {}", name, values.size(), to_string(shape));
   convert_elements(FileDType::f64, values.data(), tensor.numel(), dtype, tensor.raw());
   return tensor;
@@ -150,6 +151,12 @@ TensorSource Converter::source_of(const std::string& name,
               return rounded_tensor(name, *values, dtype, shape);
             }};
   }
+  if (checkpoint_.is_gguf()) {
+    const DType dtype = dtype_written(info.dtype);
+    return {.name = name, .dtype = dtype, .shape = info.shape, .make = [this, name, dtype] {
+              return checkpoint_.read(name, dtype);
+            }};
+  }
   if (info.dtype == FileDType::f8_e4m3) {
     ++result_.dequantised;
     return {.name = name, .dtype = DType::bf16, .shape = info.shape, .make = [this, name] {
@@ -198,6 +205,11 @@ TplaConversionResult Converter::write() {
   write_checkpoint(directory, sources(), conversion_.max_shard_bytes, checkpoint_.metadata());
   progress("writing the side file: layer", config_.num_hidden_layers);
   write_text_atomically(directory / "config.json", config_text());
+  if (checkpoint_.is_gguf() && Tokenizer::is_at(conversion_.model)) {
+    const TokenizerTexts texts = Tokenizer::texts_at(conversion_.model);
+    write_text_atomically(directory / "tokenizer.json", texts.json);
+    write_text_atomically(directory / "tokenizer_config.json", texts.config_json);
+  }
   for (const char* name : kCompanions) {
     std::error_code code;
     if (fs::is_regular_file(conversion_.model / name, code)) {

@@ -23,7 +23,7 @@ void StagedDirectory::refuse_existing(const fs::path& out) {
   }
 }
 
-StagedDirectory::StagedDirectory(fs::path out)
+StagedDirectory::StagedDirectory(const fs::path& out)
     : out_(without_slash(out)), path_(fmt::format("{}.part-{}", out_.string(), ::getpid())) {
   std::error_code code;
   fs::remove_all(path_, code);  // of a killed process with this number

@@ -8,7 +8,7 @@ namespace isomer {
 class StagedDirectory {
  public:
   /// Makes OUT.part-PID beside `out`. Throws isomer::Error where that can't be made.
-  explicit StagedDirectory(std::filesystem::path out);
+  explicit StagedDirectory(const std::filesystem::path& out);
   /// Removes what was not published.
   ~StagedDirectory();
   StagedDirectory(const StagedDirectory&) = delete;

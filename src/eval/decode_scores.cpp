@@ -10,15 +10,8 @@ namespace isomer {
 
 namespace {
 
-void check_windows(const ModelConfig& config, const WindowOrder& windows, const ScoringOptions& options) {
-  if (config.max_position_embeddings > 0 && windows.window() > config.max_position_embeddings) {
-    invalid_argument("--window {}: {} has max_position_embeddings {}; read shorter windows", windows.window(),
-                     config.name, config.max_position_embeddings);
-  }
-  if (windows.dataset().vocab_size() > config.vocab_size) {
-    invalid_argument("the text's tokenizer has {} tokens, {} has a vocabulary of {}: they don't belong together",
-                     windows.dataset().vocab_size(), config.name, config.vocab_size);
-  }
+void check_problem(const ModelConfig& config, const WindowOrder& windows, const ScoringOptions& options) {
+  check_windows_fit(config, windows);
   if (options.mode == ScoreMode::decode && windows.overlap() == 0) {
     invalid_argument(
         "--mode decode --overlap 0: decode needs a prefix that exact prefill computes; give at least 1, "
@@ -90,7 +83,7 @@ double block_error(const std::vector<double>& values) {
 
 Perplexity score_windows(const ModelConfig& config, const WindowOrder& windows, const ScoringOptions& options,
                          const LogitSourceFactory& source) {
-  check_windows(config, windows, options);
+  check_problem(config, windows, options);
   Perplexity sum{.num_windows = windows.num_windows()};
   run_group(options.group, [&](RankContext& ctx) {
     const std::unique_ptr<LogitSource> model = source(ctx);
@@ -158,7 +151,7 @@ Divergence DivergenceMeter::result() const {
 
 Divergence measure_divergence(const ModelConfig& config, const WindowOrder& windows, const ScoringOptions& options,
                               const LogitSourceFactory& base, const LogitSourceFactory& model) {
-  check_windows(config, windows, options);
+  check_problem(config, windows, options);
   DivergenceMeter meter;
   run_group(options.group, [&](RankContext& ctx) {
     const std::unique_ptr<LogitSource> first = base(ctx), second = model(ctx);

@@ -53,6 +53,17 @@ Sample WindowOrder::sample(std::int64_t j) const {
   return sample;
 }
 
+void check_windows_fit(const ModelConfig& config, const WindowOrder& windows) {
+  if (config.max_position_embeddings > 0 && windows.window() > config.max_position_embeddings) {
+    invalid_argument("--window {}: {} has max_position_embeddings {}; read shorter windows", windows.window(),
+                     config.name, config.max_position_embeddings);
+  }
+  if (windows.dataset().vocab_size() > config.vocab_size) {
+    invalid_argument("the text's tokenizer has {} tokens, {} has a vocabulary of {}: they don't belong together",
+                     windows.dataset().vocab_size(), config.name, config.vocab_size);
+  }
+}
+
 double Perplexity::per_token() const { return std::exp(nats_per_token()); }
 
 double Perplexity::bits_per_byte() const {
@@ -63,14 +74,7 @@ double Perplexity::bits_per_byte() const {
 namespace {
 
 void check_problem(const ModelConfig& config, const WindowOrder& windows, const PerplexityOptions& options) {
-  if (config.max_position_embeddings > 0 && windows.window() > config.max_position_embeddings) {
-    invalid_argument("--window {}: {} has max_position_embeddings {}; read shorter windows", windows.window(),
-                     config.name, config.max_position_embeddings);
-  }
-  if (windows.dataset().vocab_size() > config.vocab_size) {
-    invalid_argument("the text's tokenizer has {} tokens, {} has a vocabulary of {}: they don't belong together",
-                     windows.dataset().vocab_size(), config.name, config.vocab_size);
-  }
+  check_windows_fit(config, windows);
   if (options.batch < 1) invalid_argument("--batch {}: at least 1 window", options.batch);
   if (options.group.backend != Backend::threads) invalid_argument("a perplexity is measured on threads only");
 }

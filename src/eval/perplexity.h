@@ -39,6 +39,9 @@ class WindowOrder {
   std::int64_t window_, overlap_, num_targets_, num_windows_;
 };
 
+/// Throws std::invalid_argument for windows beyond the model's positions, or tokens beyond its vocabulary.
+void check_windows_fit(const ModelConfig& config, const WindowOrder& windows);
+
 struct PerplexityOptions {
   std::string layout = "explicit";
   DType dtype = DType::f32;

@@ -155,7 +155,7 @@ Tensor ShardedForward::shard_queries(RankContext& ctx, const Operands& in, int s
   const ModelConfig& c = model_.config;
   const TplaRange own = softmax_columns(model_, shard);
   const std::int64_t n = c.qk_nope_head_dim, r = c.qk_rope_head_dim, m = model_.options.shared_columns, w = own.count;
-  const Tensor queries =
+  Tensor queries =
       ctx.empty("shard queries", MemoryClass::workspace, in.q.dtype(), {in.runs.num_rows, heads.count, m + w + r});
   const Tensor absorbed = in.absorbed.slice(1, heads.begin, heads.count);
   if (m > 0) copy(ctx, "q̃ of shared columns", absorbed.slice(2, 0, m), queries.slice(2, 0, m));
@@ -225,7 +225,7 @@ Tensor ShardedForward::attention(RankContext& ctx, std::int64_t layer, std::span
   const std::int64_t h = config.num_attention_heads, n = config.qk_nope_head_dim, d = config.kv_lora_rank;
   const Runs runs = runs_of(sequences);
   const UpProjectionViews up = up_projection_views(config, layer_weights(layer).attention.kv_b_proj, {0, h});
-  const Tensor out = ctx.zeros("o", MemoryClass::workspace, q.dtype(), {runs.num_rows, h, config.v_head_dim});
+  Tensor out = ctx.zeros("o", MemoryClass::workspace, q.dtype(), {runs.num_rows, h, config.v_head_dim});
   Tensor absorbed;
   if (!runs.sharded.empty()) {
     absorbed = ctx.empty("q absorbed", MemoryClass::workspace, q.dtype(), {runs.num_rows, h, d});

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "core/cpu_features.h"
 #include "cost/op_cost.h"
+#include "kernels/cpu/few_rows.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/dispatch.h"
 #include "kernels/gemm_tile.h"
@@ -49,9 +51,30 @@ cpu::GemmOperand operand(const Tensor& t) {
   return {t.raw(), t.size(-1) == 1 ? t.size(-2) : t.stride(-1), true};
 }
 
+/// Few rows by a matrix that is read column by column: no packing pays.
+bool is_few_rows(const Tensor& a, const Tensor& b) {
+  return cpu_features().avx512bf16 && a.dtype() == DType::bf16 && a.size(0) >= 1 && a.size(0) <= cpu::kFewRows &&
+         a.size(1) >= 64 && a.stride(1) == 1 && b.stride(0) == 1 && b.size(1) > 1;
+}
+
+void multiply_few_rows(const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate) {
+  cpu::few_rows_avx512bf16({.m = c.size(0),
+                            .n = c.size(1),
+                            .k = a.size(1),
+                            .a = static_cast<const std::uint16_t*>(a.raw()),
+                            .lda = a.stride(0),
+                            .b = static_cast<const std::uint16_t*>(b.raw()),
+                            .ldb = b.stride(1),
+                            .c = c.raw(),
+                            .ldc = c.stride(0),
+                            .float_result = c.dtype() == DType::f32,
+                            .accumulate = accumulate});
+}
+
 }  // namespace
 
 void multiply_tile(const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate) {
+  if (is_few_rows(a, b)) return multiply_few_rows(a, b, c, accumulate);
   cpu::gemm({.m = c.size(0),
              .n = c.size(1),
              .k = a.size(1),

@@ -1,5 +1,6 @@
 // Matrix products: tiles fixed by shape, each a single-threaded library call, scheduled by the rank's own pool, so
-// results don't depend on the thread budget. float32 and bfloat16 go to oneDNN, float64 to OpenBLAS.
+// results don't depend on the thread budget. float32 and bfloat16 go to oneDNN, float64 to OpenBLAS; up to four rows of
+// bfloat16 by a matrix that stands transposed (a decode step) to a kernel of our own, which reads the matrix once.
 #pragma once
 
 #include <string_view>

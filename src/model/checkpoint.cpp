@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "model/gguf/weights.h"
 #include "model/json_text.h"
 
 namespace isomer {
@@ -153,6 +154,8 @@ Checkpoint Checkpoint::open(const fs::path& path) {
     }
   } else if (path.extension() == ".json") {
     checkpoint.add_index(path);
+  } else if (is_gguf_file(path)) {
+    checkpoint.add_gguf(path);
   } else {
     checkpoint.add_file(path);
   }
@@ -164,6 +167,14 @@ Checkpoint Checkpoint::open(const fs::path& path) {
 }
 
 void Checkpoint::add_file(const fs::path& path) { files_.emplace_back(path); }
+
+void Checkpoint::add_gguf(const fs::path& path) {
+  gguf_ = std::make_shared<const GgufWeights>(std::make_shared<const GgufFile>(path));
+  for (std::size_t i = 0; i < gguf_->tensors().size(); ++i) {
+    const TensorInfo& info = gguf_->tensors()[i];
+    entries_.emplace(info.name, Entry{&info, i});
+  }
+}
 
 void Checkpoint::add_index(const fs::path& index) {
   const auto weight_map = parse_weight_map(read_text_file(index, kMaxIndexBytes), index.string());
@@ -208,11 +219,21 @@ const Checkpoint::Entry& Checkpoint::entry(std::string_view name) const {
 
 const TensorInfo& Checkpoint::info(std::string_view name) const { return *entry(name).info; }
 
-const fs::path& Checkpoint::file_of(std::string_view name) const { return files_[entry(name).file].file()->path(); }
+const SafetensorsMetadata& Checkpoint::metadata() const {
+  static const SafetensorsMetadata kNone;
+  return files_.empty() ? kNone : files_.front().header().metadata;
+}
+
+const MappedFile& Checkpoint::mapped(const Entry& entry) const {
+  return gguf_ ? gguf_->file().file() : *files_[entry.file].file();
+}
+
+const fs::path& Checkpoint::file_of(std::string_view name) const { return mapped(entry(name)).path(); }
 
 std::string_view Checkpoint::bytes(std::string_view name) const {
   const Entry& found = entry(name);
-  const MappedFile& file = *files_[found.file].file();
+  if (gguf_) complain(found, "its rows are dequantised, and permuted, as they are read: there are no bytes of it");
+  const MappedFile& file = mapped(found);
   file.check_size();
   return {file.data() + found.info->begin, static_cast<std::size_t>(found.info->bytes)};
 }
@@ -225,8 +246,8 @@ Tensor Checkpoint::view(const Entry& entry) const {
 }
 
 void Checkpoint::complain(const Entry& entry, std::string_view what) const {
-  throw Error(fmt::format("{}: at byte {}: tensor '{}': {}", files_[entry.file].file()->path().string(),
-                          entry.info->begin, printable(entry.info->name), what));
+  throw Error(fmt::format("{}: at byte {}: tensor '{}': {}", mapped(entry).path().string(), entry.info->begin,
+                          printable(entry.info->name), what));
 }
 
 Tensor Checkpoint::fp8_scales(const Entry& entry) const {
@@ -242,14 +263,42 @@ Tensor Checkpoint::fp8_scales(const Entry& entry) const {
   return read(name, DType::f32);
 }
 
+/// Rows are dequantised whole, some at a time, and what is asked of them converted.
+Tensor Checkpoint::read_gguf(const Entry& entry, DType dtype, const TensorSlice& slice) const {
+  const TensorInfo& info = *entry.info;
+  const Matrix whole = matrix_of(info.shape);
+  const Range rows = resolve(slice.rows, whole.rows, "rows", info);
+  const Range columns = resolve(slice.columns, whole.columns, "columns", info);
+  Shape shape = info.shape;
+  shape[0] = rows.length;
+  if (shape.size() == 2) shape[1] = columns.length;
+  Tensor result = Tensor::unrecorded(info.name, dtype, shape);
+  auto* out = static_cast<char*>(result.raw());
+  constexpr std::int64_t kElementsAtOnce = 1 << 18;
+  const std::int64_t at_once =
+      std::clamp<std::int64_t>(kElementsAtOnce / whole.columns, 1, std::max<std::int64_t>(rows.length, 1));
+  std::vector<float> buffer(static_cast<std::size_t>(at_once * whole.columns));
+  for (std::int64_t done = 0; done < rows.length; done += at_once) {
+    const std::int64_t count = std::min(at_once, rows.length - done);
+    gguf_->read_rows(entry.file, rows.begin + done, count, buffer.data());
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float* row = buffer.data() + i * whole.columns + columns.begin;
+      convert_elements(FileDType::f32, row, columns.length, dtype, out);
+      out += columns.length * size_of(dtype);
+    }
+  }
+  return result;
+}
+
 Tensor Checkpoint::read(std::string_view name, DType dtype, const TensorSlice& slice) const {
   const Entry& found = entry(name);
   const TensorInfo& info = *found.info;
-  const MappedFile& file = *files_[found.file].file();
+  const MappedFile& file = mapped(found);
   if (!is_convertible(info.dtype)) complain(found, fmt::format("{} can't be converted", name_of(info.dtype)));
   file.check_size();
   const bool sliced_columns = slice.columns.begin != 0 || slice.columns.length;
   if (sliced_columns && info.shape.size() != 2) complain(found, "columns were asked of a tensor without two axes");
+  if (gguf_) return read_gguf(found, dtype, slice);
   const Matrix whole = matrix_of(info.shape);
   const Range rows = resolve(slice.rows, whole.rows, "rows", info);
   const Range columns = resolve(slice.columns, whole.columns, "columns", info);

@@ -102,9 +102,10 @@ ModelConfig parse_model_config(const nlohmann::json& json, std::string_view name
 /// Names of the descriptions that ship in models/.
 std::vector<std::string> builtin_model_names();
 
-/// `name_or_path`: a built-in name, a directory with config.json, or a JSON file. Unknown names suggest near ones.
+/// `name_or_path`: a built-in name, a directory with config.json, a JSON file, or a GGUF file. Unknown names suggest
+/// near ones.
 ModelConfig load_model_config(const std::string& name_or_path);
-/// The text of that configuration, as it stands.
+/// The text of that configuration, as it stands; of a GGUF file, the config.json that stands for it.
 std::string load_model_config_text(const std::string& name_or_path);
 
 }  // namespace isomer

@@ -142,12 +142,12 @@ std::string pattern_of(std::string_view name) {
 }
 
 std::vector<TensorGroup> group_tensors(const Checkpoint& checkpoint) {
-  std::map<std::tuple<std::string, FileDType, Shape>, TensorGroup> groups;
+  std::map<std::tuple<std::string, std::string, Shape>, TensorGroup> groups;
   for (const auto name : checkpoint.names()) {
     const TensorInfo& info = checkpoint.info(name);
-    auto& group = groups[{pattern_of(name), info.dtype, info.shape}];
+    auto& group = groups[{pattern_of(name), std::string(info.type_name()), info.shape}];
     group.pattern = pattern_of(name);
-    group.dtype = info.dtype;
+    group.dtype = info.type_name();
     group.shape = info.shape;
     ++group.count;
     group.bytes += info.bytes;

@@ -21,7 +21,7 @@ void for_each_expected_tensor(const ModelConfig& config,
 /// Tensors of one pattern ("model.layers.*.self_attn.o_proj.weight"), dtype and shape.
 struct TensorGroup {
   std::string pattern;
-  FileDType dtype = FileDType::f32;
+  std::string dtype;  // "BF16", "Q4_1"
   Shape shape;
   std::int64_t count = 0;
   std::int64_t bytes = 0;

@@ -8,6 +8,7 @@
 #include "core/near_names.h"
 #include "model/builtin_models.h"
 #include "model/config.h"
+#include "model/gguf/config.h"
 #include "model/json_text.h"
 
 namespace isomer {
@@ -53,6 +54,7 @@ ConfigText find_config_text(const std::string& name_or_path) {
     const auto full = std::filesystem::weakly_canonical(path, code);
     return from_file(path / "config.json", full.filename().string());
   }
+  if (is_gguf_file(path)) return {gguf_config_json(GgufFile(path)), path.string(), path.stem().string()};
   if (std::filesystem::exists(path, code)) {
     const bool plain = path.filename() == "config.json" && path.has_parent_path();
     return from_file(path, plain ? path.parent_path().filename().string() : path.stem().string());

@@ -27,6 +27,9 @@ struct TensorInfo {
   Shape shape;
   std::int64_t begin = 0;  // byte offset in the file
   std::int64_t bytes = 0;
+  std::string encoding = {};  // "Q4_1": blocks in a GGUF file, `dtype` when read; empty: elements of `dtype`
+
+  std::string_view type_name() const { return encoding.empty() ? name_of(dtype) : std::string_view(encoding); }
 };
 
 struct SafetensorsHeader {

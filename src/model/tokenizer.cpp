@@ -1,6 +1,7 @@
 #include "model/tokenizer.h"
 
 #include "core/error.h"
+#include "model/gguf/tokenizer.h"
 #include "model/json_text.h"
 #include "model/tokenizer/tokenizer_data.h"
 
@@ -68,15 +69,28 @@ const TokenEntry* entry_of(const TokenizerData& data, std::int32_t id) {
 
 }  // namespace
 
-Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+TokenizerTexts Tokenizer::texts_at(const std::filesystem::path& path) {
+  if (is_gguf_file(path)) return gguf_tokenizer(GgufFile(path).header());
   std::error_code code;
   const bool directory = std::filesystem::is_directory(path, code);
   const std::filesystem::path file = directory ? path / "tokenizer.json" : path;
   const std::filesystem::path config_file = file.parent_path() / "tokenizer_config.json";
-  const std::string json = read_text_file(file, kMaxFileBytes);
-  std::string config;
-  if (std::filesystem::exists(config_file, code)) config = read_text_file(config_file, kMaxConfigBytes);
-  return parse(json, file.string(), config);
+  TokenizerTexts texts{.json = read_text_file(file, kMaxFileBytes)};
+  if (std::filesystem::exists(config_file, code)) texts.config_json = read_text_file(config_file, kMaxConfigBytes);
+  return texts;
+}
+
+Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+  std::error_code code;
+  const bool directory = std::filesystem::is_directory(path, code);
+  const TokenizerTexts texts = texts_at(path);
+  return parse(texts.json, (directory ? path / "tokenizer.json" : path).string(), texts.config_json);
+}
+
+bool Tokenizer::is_at(const std::filesystem::path& path) {
+  if (is_gguf_file(path)) return GgufFile(path).header().has("tokenizer.ggml.tokens");
+  std::error_code code;
+  return std::filesystem::is_regular_file(path / "tokenizer.json", code);
 }
 
 Tokenizer Tokenizer::parse(std::string_view json, std::string_view source, std::string_view config_json) {

@@ -21,12 +21,22 @@ std::optional<std::size_t> invalid_utf8_at(std::string_view text);
 /// and Rust's from_utf8_lossy do).
 std::string replace_invalid_utf8(std::string_view text);
 
+/// Texts of a tokenizer.json and of the tokenizer_config.json beside it, which may be empty.
+struct TokenizerTexts {
+  std::string json, config_json;
+};
+
 /// Immutable after construction; copies share everything. All const members may be called by several threads at once.
 class Tokenizer {
  public:
-  /// Reads `path`, a tokenizer.json or a directory that holds one. A tokenizer_config.json beside it, where there is
-  /// one, names the BOS and EOS tokens. Throws isomer::Error naming file, field and value.
+  /// Reads `path`, a tokenizer.json, a directory that holds one, or a GGUF file. A tokenizer_config.json beside it,
+  /// where there is one, names the BOS and EOS tokens. Throws isomer::Error naming file, field and value.
   static Tokenizer load(const std::filesystem::path& path);
+  /// What load parses.
+  static TokenizerTexts texts_at(const std::filesystem::path& path);
+  /// Whether there is one to load for the model at `path`: its directory has a tokenizer.json, or its GGUF file
+  /// tokens. Throws isomer::Error for a GGUF file that is wrong.
+  static bool is_at(const std::filesystem::path& path);
   /// Parses the text of a tokenizer.json, and of a tokenizer_config.json if given; `source` goes into errors.
   static Tokenizer parse(std::string_view json, std::string_view source = "tokenizer.json",
                          std::string_view config_json = {});

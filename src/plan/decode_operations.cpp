@@ -1,6 +1,7 @@
 #include "plan/decode_operations.h"
 
 #include "core/error.h"
+#include "plan/curves.h"
 #include "plan/decode_cut.h"
 
 namespace isomer {
@@ -18,6 +19,19 @@ OperationKind kind_of(DecodeCollective collective) {
   return OperationKind::send_receive;
 }
 
+OperationKind core_kind(const ModelConfig& config) {
+  return config.attention == AttentionKind::mla ? OperationKind::decode_mla : OperationKind::decode_gqa;
+}
+
+/// What attention over a cache of this precision multiplies in: BF16, as kernels that widen a narrow cache do, unless
+/// one was measured that multiplies in the cache's own. A roofline takes the device's narrowest, as published analyses
+/// do.
+Precision attention_compute(const Hardware& hardware, OperationKind kind, Precision cache) {
+  const Precision narrow = hardware.compute_precision(cache);
+  if (hardware.roofline || narrow <= Precision::bf16) return narrow;
+  return hardware.curves->find(kind, narrow, cache, hardware.expert_load).exact ? narrow : Precision::bf16;
+}
+
 /// Builds the operations of one step.
 class Builder {
  public:
@@ -31,7 +45,7 @@ class Builder {
         tokens_(all_tokens_ / layout.shards.data_parallel),
         weights_(problem.precision.weights),
         weights_compute_(hardware.compute_precision(problem.precision.weights)),
-        core_compute_(hardware.compute_precision(problem.precision.cache)),
+        core_compute_(attention_compute(hardware, core_kind(problem.config), problem.precision.cache)),
         travelling_(problem.precision.activations),
         partials_(hardware.exchange_precision.value_or(travelling_)),
         out_(out) {}
@@ -77,7 +91,7 @@ class Builder {
     std::vector<Operation>& ops = out_.moe_ffn;
     elementwise(ops, "norm", 2 * tokens_ * c_.hidden_size);
     gemm(ops, "router", tokens_, moe.n_routed_experts, c_.hidden_size);
-    Operation& experts = add(ops, OperationKind::moe, "experts");
+    Operation& experts = add_weighted(ops, OperationKind::moe, "experts");
     experts.m = all_tokens_;
     experts.n = moe.moe_intermediate_size;
     experts.k = c_.hidden_size;
@@ -162,7 +176,7 @@ class Builder {
   void values(std::vector<Operation>& ops) const { bmm(ops, "w_uv", cut_.value_heads, c_.v_head_dim, cut_.latent); }
 
   void core() {
-    Operation& op = add(out_.core, OperationKind::decode_mla, "attention");
+    Operation& op = add(out_.core, core_kind(c_), "attention");
     op.batch = tokens_;
     op.heads = cut_.core_heads;
     op.context = (problem_.context + s_.kvp - 1) / s_.kvp;
@@ -176,7 +190,6 @@ class Builder {
       op.value_dim = cut_.latent;
       if (s_.values_before) values(out_.core);
     } else {
-      op.kind = OperationKind::decode_gqa;
       op.kv_heads = cut_.kv_heads;
       op.head_dim = op.value_dim = c_.head_dim;
     }

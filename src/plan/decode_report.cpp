@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "plan/curves.h"
 
 namespace isomer {
 
@@ -64,10 +65,35 @@ void refuse_memory(const DecodePlan& plan) {
       least->memory.workspace / 1e9, least->memory.reserved / 1e9);
 }
 
+/// Fitted hardware is fitted to what its tables have: names what of the chosen layouts is priced by another curve.
+std::vector<std::string> stand_ins_of(const DecodePlan& plan) {
+  std::vector<std::string> names;
+  if (!plan.assumed.fitted || plan.assumed.roofline) return names;
+  for (const ChosenLayout& chosen : plan.chosen) {
+    for (const PricedOperation& priced : chosen.operations) {
+      const Operation& op = priced.operation;
+      if (priced.seconds <= 0 || op.kind == OperationKind::elementwise) continue;
+      const Precision compute = plan.assumed.compute_precision(op.compute);
+      if (plan.assumed.curves->find(op.kind, compute, op.storage, plan.assumed.expert_load).exact) continue;
+      std::string name(name_of(op.kind));
+      if (!is_collective(op.kind)) name += fmt::format(" {}/{}", name_of(compute), name_of(op.storage));
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+    }
+  }
+  return names;
+}
+
 void choose(DecodePlan& plan) {
   const DecodePlanOptions& o = plan.options;
   const Objective speed{.filter = may_win, .quickest = true};
   const auto fastest = best_point(plan.search, speed);
+  if (!fastest && !plan.search.points.empty()) {
+    invalid_argument(
+        "--layouts: none of those that fit is exact ({}), and a layout that is not exact is never chosen; name an "
+        "exact "
+        "one beside it (tp:{})",
+        to_string(plan.search.layout_of(plan.search.points.front())), plan.search.points.front().devices);
+  }
   if (!fastest) refuse_memory(plan);
   const Objective throughput{.filter = may_win, .ttl_s = o.ttl_s};
   const auto best = best_point(plan.search, throughput);
@@ -123,6 +149,7 @@ DecodePlan plan_decode(DecodePlanOptions options) {
   o.progress("searching");
   plan.search = search_decode(o.problem, plan.assumed, o.search);
   choose(plan);
+  plan.stand_ins = stand_ins_of(plan);
   collect_frontiers(plan);
   if (o.sensitivity) {
     plan.sensitivity =

@@ -51,6 +51,7 @@ struct DecodePlan {
   std::vector<FamilyFrontier> frontiers;
   std::vector<DecodePoint> overall;  // of the layouts that may win
   std::vector<ChosenLayout> chosen;
+  std::vector<std::string> stand_ins;  // kinds of operations of the chosen that no curve of this device was fitted to
   std::optional<Sensitivity> sensitivity;  // helix against the baselines
 };
 

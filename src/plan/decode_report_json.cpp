@@ -93,6 +93,7 @@ nlohmann::json to_json(const DecodePlan& plan) {
                          {"model", o.problem.config.name},
                          {"hardware", o.hardware.name},
                          {"hardware_fitted", o.hardware.fitted},
+                         {"not_fitted", plan.stand_ins},
                          {"curves_from", o.hardware.curves_from},
                          {"roofline", o.assumptions.roofline},
                          {"context", o.problem.context},

@@ -36,10 +36,12 @@ Axis axis_over(const SampleFamily& family, const AxisPlan& plan) {
     low = std::fmin(low, value);
     high = std::fmax(high, value);
   }
-  const int intervals = high > low ? static_cast<int>(std::ceil((high - low) / plan.step - 1e-9)) : 0;
+  // Logarithms of one shape differ by rounding.
+  constexpr double kOneValue = 0.01;
+  const int intervals = high - low > kOneValue ? static_cast<int>(std::ceil((high - low) / plan.step - 1e-9)) : 0;
   return {.feature = plan.feature,
           .first = low,
-          .step = intervals > 0 ? (high - low) / intervals : plan.step,
+          .step = intervals > 0 ? (high - low) / intervals : 1.0,
           .count = intervals + 1};
 }
 

@@ -35,6 +35,7 @@ class CsvTable {
   CsvTable(std::string text, std::string source);
 
   bool has(std::string_view column) const;
+  const std::vector<std::string_view>& columns() const { return columns_; }
   std::size_t num_rows() const { return rows_.size(); }
   std::string_view text(std::size_t row, std::string_view column) const;
   /// Throws isomer::Error unless it is a whole number in [low, high], a finite number in [low, high].

@@ -1,4 +1,6 @@
 // A user's own table of measured operations (docs/planner.md, "Fit and its error").
+#include <algorithm>
+
 #include "core/error.h"
 #include "model/json_text.h"
 #include "plan/samples.h"
@@ -46,13 +48,27 @@ void read_shape(const CsvTable& t, std::size_t row, Operation& op) {
   if (t.has("bytes") && !t.text(row, "bytes").empty()) op.bytes = t.number(row, "bytes", 0, 1e18);
 }
 
+/// Columns that no name of ours fits, for the message: a misspelt one leaves its sizes at their defaults.
+std::string unknown_columns(const CsvTable& table) {
+  static constexpr std::string_view kKnown[] = {"operation", "compute",   "storage", "load",    "variant", "seconds",
+                                                "m",         "n",         "k",       "batch",   "heads",   "kv_heads",
+                                                "head_dim",  "value_dim", "context", "latent",  "rope",    "experts",
+                                                "top_k",     "moe_tp",    "moe_ep",  "devices", "bytes"};
+  std::string unknown;
+  for (const std::string_view column : table.columns()) {
+    if (std::find(std::begin(kKnown), std::end(kKnown), column) != std::end(kKnown)) continue;
+    unknown += fmt::format("{} '{}'", unknown.empty() ? "; unknown, and passed over:" : ",", printable(column, 40));
+  }
+  return unknown;
+}
+
 /// A shape without work would divide by nothing later.
 void check_work(const CsvTable& t, std::size_t row, const Operation& op) {
   const bool experts_fit = op.kind != OperationKind::moe || (op.experts > 0 && op.top_k > 0 && op.top_k <= op.experts);
   const OpCost cost = experts_fit ? cost_of(op) : OpCost{};
   const bool moves = is_collective(op.kind) || op.kind == OperationKind::elementwise;
   if ((moves ? cost.bytes_read : cost.flops) > 0) return;
-  t.wrong(row, "operation", "the sizes that this operation needs, all above 0, in their columns");
+  t.wrong(row, "operation", "the sizes that this operation needs, all above 0, in their columns" + unknown_columns(t));
 }
 
 }  // namespace
@@ -64,7 +80,8 @@ SampleFamilies load_table(const std::string& path) {
     Curve identity;
     identity.kind = named<OperationKind>(t, row, "operation", static_cast<int>(OperationKind::send_receive) + 1);
     identity.compute = named<Precision>(t, row, "compute", kNumPrecisions);
-    identity.storage = t.has("storage") ? named<Precision>(t, row, "storage", kNumPrecisions) : identity.compute;
+    const bool has_storage = t.has("storage") && !t.text(row, "storage").empty();
+    identity.storage = has_storage ? named<Precision>(t, row, "storage", kNumPrecisions) : identity.compute;
     if (t.has("load") && !t.text(row, "load").empty()) identity.load = named<ExpertLoad>(t, row, "load", 3);
     if (t.has("variant")) identity.variant = printable(t.text(row, "variant"), 40);
     Operation op{.kind = identity.kind};

@@ -79,15 +79,6 @@ DecodeRun timed(const ModelConfig& config, const ModelWeights& weights, const Ti
   return run_decode(w, weights, o);
 }
 
-double part_of(const DecodeRun& run, const std::string& part) {
-  double longest = 0;
-  for (const DecodeMeasure& m : run.ranks) {
-    const auto found = m.seconds_by_part.find(part);
-    if (found != m.seconds_by_part.end()) longest = std::max(longest, found->second);
-  }
-  return longest;
-}
-
 }  // namespace
 
 Claim helix_exact(const ClaimsOptions& o) {
@@ -224,7 +215,7 @@ struct Overlap {
 Overlap overlap_of(int kvp, std::int64_t batch, const ModelConfig& config, const ModelWeights& weights,
                    std::uint64_t seed) {
   const std::string layout = fmt::format("helix:kvp={},tpa=1", kvp);
-  const double attention = part_of(timed(config, weights, {.layout = layout, .batch = batch}, seed), "attention");
+  const double attention = longest_part(timed(config, weights, {.layout = layout, .batch = batch}, seed), "attention");
   const double heads = static_cast<double>(config.num_attention_heads) / kvp;
   const double bytes =
       static_cast<double>(batch) * (kvp - 1) * heads * (static_cast<double>(config.kv_lora_rank) * 4 + 4);
@@ -306,7 +297,7 @@ Claim helix_replicated_projections(const ClaimsOptions& o) {
     o.progress(fmt::format("H11: {}", way.name));
     const DecodeRun run =
         timed(config, weights, {.layout = fmt::format("helix:kvp=4,tpa=1{}", way.options), .batch = 8}, o.seed);
-    times.rows.push_back({way.name, Cell(1e3 * part_of(run, "projections"), 3), Cell(1e3 * run.seconds(), 3),
+    times.rows.push_back({way.name, Cell(1e3 * longest_part(run, "projections"), 3), Cell(1e3 * run.seconds(), 3),
                           run.virtual_clock ? "virtual" : "wall"});
   }
   const double repeated = ways[0].weights;
@@ -347,7 +338,7 @@ Claim helix_layout_change(const ClaimsOptions& o) {
   for (const char* layout :
        {"helix:kvp=4,tpa=1,tpf=4,ep=1", "helix:kvp=4,tpa=1,tpf=2,ep=2", "helix:kvp=4,tpa=1,tpf=1,ep=4"}) {
     const DecodeRun run = timed(config, weights, {.layout = layout, .batch = 8, .context = 1024}, o.seed);
-    times.rows.push_back({layout, Cell(1e3 * run.seconds(), 3), Cell(1e3 * part_of(run, "ffn"), 3),
+    times.rows.push_back({layout, Cell(1e3 * run.seconds(), 3), Cell(1e3 * longest_part(run, "ffn"), 3),
                           run.virtual_clock ? "virtual" : "wall"});
   }
   Claim claim{

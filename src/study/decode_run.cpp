@@ -209,4 +209,13 @@ DecodeRun run_decode(const DecodeWorkload& workload, const ModelWeights& weights
   return run;
 }
 
+double longest_part(const DecodeRun& run, const std::string& part) {
+  double longest = 0;
+  for (const DecodeMeasure& m : run.ranks) {
+    const auto found = m.seconds_by_part.find(part);
+    if (found != m.seconds_by_part.end()) longest = std::max(longest, found->second);
+  }
+  return longest;
+}
+
 }  // namespace isomer

@@ -60,6 +60,9 @@ struct DecodeRunOptions {
 /// The part of a step that an operation belongs to, by its name in the record.
 std::string_view decode_part_of(std::string_view operation);
 
+/// Seconds of a part (DecodeMeasure::seconds_by_part) on the rank that spends most on it; 0 where no rank has it.
+double longest_part(const DecodeRun& run, const std::string& part);
+
 /// Throws what the engine throws.
 DecodeRun run_decode(const DecodeWorkload& workload, const ModelWeights& weights, const DecodeRunOptions& options);
 

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "model/checkpoint.h"
+#include "model/gguf.h"
 #include "model/text.h"
 #include "model/tokenizer.h"
 
@@ -11,6 +12,7 @@ namespace isomer {
 namespace {
 
 bool has_checkpoint(const std::filesystem::path& directory) {
+  if (is_gguf_file(directory)) return true;
   return std::filesystem::exists(directory / "model.safetensors") ||
          std::filesystem::exists(directory / "model.safetensors.index.json");
 }
@@ -30,12 +32,11 @@ std::vector<std::int64_t> rows_of_text(const BlockProblem& problem, const Weight
 }
 
 std::shared_ptr<const Tokenizer> tokenizer_beside(const std::filesystem::path& directory, const ModelConfig& config) {
-  std::error_code code;
-  if (!std::filesystem::is_regular_file(directory / "tokenizer.json", code)) return nullptr;
+  if (!Tokenizer::is_at(directory)) return nullptr;
   auto tokenizer = std::make_shared<const Tokenizer>(Tokenizer::load(directory));
   if (tokenizer->vocab_size() > config.vocab_size) {
     throw Error(fmt::format("{}: {} tokens, the model's vocab_size is {}: they don't belong together",
-                            (directory / "tokenizer.json").string(), tokenizer->vocab_size(), config.vocab_size));
+                            directory.string(), tokenizer->vocab_size(), config.vocab_size));
   }
   return tokenizer;
 }
@@ -69,7 +70,7 @@ WeightsSource open_weights(const std::string& model, const ModelConfig& config, 
     invalid_argument("--layer {}: {} has layers 0 to {}", layer, config.name, config.num_hidden_layers - 1);
   }
   WeightsSource source{.layer = layer, .description = "seeded"};
-  if (std::filesystem::is_directory(model) && has_checkpoint(model)) {
+  if (has_checkpoint(model)) {
     source.checkpoint = std::make_shared<const Checkpoint>(Checkpoint::open(model));
     source.tokenizer = tokenizer_beside(model, config);
     source.description = fmt::format("layer {} of {}", layer, model);

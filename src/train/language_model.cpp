@@ -114,6 +114,7 @@ Tensor LanguageModel::layers_forward(RankContext& ctx, const ModelWeights& weigh
     LayerSaved kept;
     x.reclassify(MemoryClass::saved);
     const Tensor input = x;
+    ctx.observe("layer input", x);
     x = layer_forward(ctx, weights, l, rows, std::move(x), routing_source(l), kept);
     if (routing_sink_ && weights.layers[static_cast<std::size_t>(l)].is_moe()) routing_sink_(l, kept.ffn.routing);
     if (saved == nullptr) continue;

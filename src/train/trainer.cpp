@@ -337,7 +337,7 @@ class TrainRank {
   Parameters parameters_;
   LanguageModel model_;
   TrainerState state_;
-  ExpertLoads loads_;                          // of this step
+  ExpertLoads loads_;                         // of this step
   TrainAccount account_;                      // of the last step
   std::vector<std::int64_t> tokens_;          // of this rank in the global batch, where routing is traced
   std::map<std::int64_t, Routing> replayed_;  // by layer

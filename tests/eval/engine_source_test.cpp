@@ -115,7 +115,9 @@ TEST_F(EngineSourceTest, ABaseIsExactWhateverTheRanks) {
       PrefillSource source(ctx, config_, weights_, 13);
       const Tensor logits = source.logits(ctx, sequences_);
       EXPECT_EQ(logits.defined(), ctx.rank() == 0);
-      if (ctx.rank() == 0) EXPECT_LE(max_relative_difference(values_of(logits), expected), kBound);
+      if (ctx.rank() == 0) {
+        EXPECT_LE(max_relative_difference(values_of(logits), expected), kBound);
+      }
     });
   }
 }

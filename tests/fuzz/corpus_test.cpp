@@ -36,6 +36,7 @@ void run_corpus(const std::string& name, Target target) {
 
 TEST(FuzzCorpus, Safetensors) { run_corpus("safetensors", fuzz::safetensors); }
 TEST(FuzzCorpus, TokenizerJson) { run_corpus("tokenizer_json", fuzz::tokenizer_json); }
+TEST(FuzzCorpus, Gguf) { run_corpus("gguf", fuzz::gguf); }
 TEST(FuzzCorpus, TplaSide) { run_corpus("tpla_side", fuzz::tpla_side); }
 TEST(FuzzCorpus, Config) { run_corpus("config", fuzz::config); }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the fuzzers: corpus/{safetensors,config,tokenizer_json,tpla_side}/{good,bad}-*. Deterministic; run it after adding one."""
+"""Writes the seeds of the fuzzers: corpus/{safetensors,config,tokenizer_json,gguf,tpla_side}/{good,bad}-*. Deterministic; run it after adding one."""
 
 import json
 import struct
@@ -168,6 +168,97 @@ def tokenizer_json_seeds():
     yield "bad-template", with_(post_processor={**begin, "special_tokens": {"x": {"ids": [261]}}})
 
 
+def gguf_text(text):
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def gguf_value(value):
+    if isinstance(value, bytes):  # with its type, as it stands in the file
+        return value
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + gguf_text(value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+    if isinstance(value, list):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(gguf_text, value))
+    return struct.pack("<II", 4, value)
+
+
+def gguf_file(metadata, tensors, alignment=32, version=3, counts=None, cut=None):
+    """tensors: (name, type, sizes with the fastest first, data[, offset])."""
+    table, data = b"", b""
+    for name, kind, sizes, content, *offset in tensors:
+        data += bytes(-len(data) % alignment)
+        table += gguf_text(name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+        table += struct.pack("<IQ", kind, offset[0] if offset else len(data))
+        data += content
+    num_tensors, num_metadata = counts or (len(tensors), len(metadata))
+    out = b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_metadata)
+    out += b"".join(gguf_text(key) + gguf_value(value) for key, value in metadata.items()) + table
+    return (out + bytes(-len(out) % alignment) + data)[:cut]
+
+
+def gguf_seeds():
+    x = lambda n: bytes(i * 7 % 64 for i in range(n))
+    llama = {"general.architecture": "llama", "llama.block_count": 1, "llama.context_length": 64,
+             "llama.embedding_length": 8, "llama.feed_forward_length": 8, "llama.attention.head_count": 2,
+             "llama.rope.freq_base": 10000.0}
+    words = byte_characters() + ["<|im_end|>", "in"]
+    tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": words,
+              "tokenizer.ggml.token_type": [1] * 256 + [3, 1], "tokenizer.ggml.merges": ["i n"],
+              "tokenizer.ggml.eos_token_id": 256}
+    embedding = ("token_embd.weight", 0, [8, 3], x(96))
+    deepseek = {"general.architecture": "deepseek2", "deepseek2.attention.head_count": 2}
+    one = lambda *tensor: gguf_file(llama, [embedding, tensor])
+    yield "good-llama", gguf_file(llama, [embedding, ("blk.0.attn_q.weight", 0, [8, 8], x(256)),
+                                          ("blk.0.attn_k.bias", 1, [8], x(16)), ("rope_freqs.weight", 0, [2], x(8))])
+    yield "good-tokenizer", gguf_file({**llama, **tokens}, [("token_embd.weight", 1, [8, 258], x(8 * 258 * 2))])
+    yield "good-blocks", gguf_file(llama, [("a", 2, [32, 2], x(36)), ("b", 3, [32], x(20)), ("c", 8, [32, 1, 2], x(68)),
+                                           ("d", 12, [256], x(144)), ("e", 14, [256, 2], x(420)), ("f", 30, [3], x(6))])
+    yield "good-deepseek2", gguf_file(deepseek, [("blk.0.attn_k_b.weight", 1, [2, 4, 2], x(32)),
+                                                 ("blk.0.attn_v_b.weight", 1, [4, 3, 2], x(48)),
+                                                 ("blk.1.ffn_up_exps.weight", 0, [2, 2, 3], x(48))])
+    yield "good-version-2", gguf_file(llama, [embedding], version=2)
+    yield "good-alignment", gguf_file({**llama, "general.alignment": 8}, [embedding], alignment=8)
+    yield "bad-nothing", b""
+    yield "bad-magic", b"GGML" + x(60)
+    yield "bad-big-endian", b"GGUF" + struct.pack(">IQQ", 3, 0, 0)
+    yield "bad-version", gguf_file(llama, [embedding], version=1)
+    yield "bad-tensor-count", gguf_file(llama, [embedding], counts=(2**64 - 1, 7))
+    yield "bad-metadata-count", gguf_file(llama, [embedding], counts=(1, 2**40))
+    yield "bad-one-more-tensor", gguf_file(llama, [embedding], counts=(2, 7))
+    yield "bad-cut-table", gguf_file(llama, [embedding], cut=300)
+    yield "bad-cut-data", gguf_file(llama, [embedding], cut=-1)
+    yield "bad-key-length", b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63) + x(40)
+    yield "bad-value-type", gguf_file({"a": struct.pack("<IQ", 13, 0)}, [])
+    yield "bad-array-length", gguf_file({"a": struct.pack("<IIQ", 9, 8, 2**61)}, [])
+    yield "bad-array-nested", gguf_file({"a": struct.pack("<IIQ", 9, 9, 1) + x(12)}, [])
+    yield "bad-flag", gguf_file({"a": struct.pack("<IB", 7, 2)}, [])
+    yield "bad-architecture", gguf_file({"general.architecture": "gpt2"}, [embedding])
+    yield "bad-no-architecture", gguf_file({}, [embedding])
+    yield "bad-alignment", gguf_file({**llama, "general.alignment": 24}, [embedding])
+    yield "bad-alignment-text", gguf_file({**llama, "general.alignment": "32"}, [embedding])
+    yield "bad-dims", one("t", 0, [1] * 5, x(4))
+    yield "bad-no-dims", one("t", 0, [], x(4))
+    yield "bad-size-zero", one("t", 0, [0, 4], b"")
+    yield "bad-size-overflow", one("t", 0, [2**62, 2**62], x(4))
+    yield "bad-bytes-overflow", one("t", 0, [2**62], x(4))
+    yield "bad-type", one("t", 7, [32], x(32))
+    yield "bad-block", one("t", 8, [33], x(64))
+    yield "bad-offset-alignment", one("t", 0, [2], x(8), 97)
+    yield "bad-offset-beyond", one("t", 0, [2], x(8), 2**62)
+    yield "bad-overlap", one("t", 0, [2], x(8), 64)
+    yield "bad-twice", one("token_embd.weight", 0, [2], x(8))
+    yield "bad-same-target", one("model.embed_tokens.weight", 0, [2], x(8))
+    yield "bad-heads", one("blk.0.attn_q.weight", 0, [8, 3], x(96))
+    yield "bad-experts", one("blk.0.ffn_up_exps.weight", 0, [8, 3], x(96))
+    yield "bad-k-alone", gguf_file(deepseek, [("blk.0.attn_k_b.weight", 1, [2, 4, 2], x(32))])
+    yield "bad-k-and-v", gguf_file(deepseek, [("blk.0.attn_k_b.weight", 1, [2, 4, 2], x(32)),
+                                              ("blk.0.attn_v_b.weight", 1, [4, 3, 1], x(24))])
+
+
 def tpla_side_seeds():
     """tpla.json, a zero byte, tpla.safetensors, of the model in targets.h: 1 layer, 2 heads, d 4, r 2."""
     doubles = lambda *values: struct.pack(f"<{len(values)}d", *values)
@@ -228,7 +319,7 @@ def tpla_side_seeds():
     yield "bad-extra", both(base, scalars(extra=([1], (1,))))
 
 
-for folder, seeds in (("safetensors", safetensors_seeds()), ("config", config_seeds()),
+for folder, seeds in (("gguf", gguf_seeds()), ("safetensors", safetensors_seeds()), ("config", config_seeds()),
                       ("tokenizer_json", tokenizer_json_seeds()), ("tpla_side", tpla_side_seeds())):
     (HERE / "corpus" / folder).mkdir(parents=True, exist_ok=True)
     for name, content in seeds:

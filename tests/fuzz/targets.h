@@ -17,6 +17,9 @@
 #include "core/error.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "model/gguf.h"
+#include "model/gguf/config.h"
+#include "model/gguf/tokenizer.h"
 #include "model/json_text.h"
 #include "model/safetensors.h"
 #include "model/tokenizer.h"
@@ -64,6 +67,33 @@ inline bool safetensors(const std::uint8_t* data, std::size_t size) {
     parse_safetensors_header(bytes, static_cast<std::int64_t>(size), "fuzz");
     const MemoryFile file(data, size);
     read_everything(Checkpoint::open(file.path()));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// fn() may throw isomer::Error.
+template <class Fn>
+void may_refuse(Fn&& fn) {
+  try {
+    fn();
+  } catch (const Error&) {}
+}
+
+/// A GGUF file; its configuration and its tokenizer may be refused by themselves. True if it is a checkpoint.
+inline bool gguf(const std::uint8_t* data, std::size_t size) {
+  try {
+    const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+    parse_gguf_header(bytes, static_cast<std::int64_t>(size), "fuzz");
+    const MemoryFile memory(data, size);
+    const GgufFile file(memory.path());
+    may_refuse([&] { parse_model_config(parse_json(gguf_config_json(file), "fuzz"), "fuzz"); });
+    may_refuse([&] {
+      const TokenizerTexts texts = gguf_tokenizer(file.header());
+      Tokenizer::parse(texts.json, "fuzz", texts.config_json).encode("the 12 caf\u00e9 <|im_end|>");
+    });
+    read_everything(Checkpoint::open(memory.path()));
     return true;
   } catch (const Error&) {
     return false;

@@ -71,6 +71,7 @@ TEST_F(GenerateProgram, RefusesWithAReason) {
   expect_refused(generate + "--prompt It --layout tp:3", "--layout tp:3: 16 heads can't be spread over 3 ranks");
   expect_refused(generate + "--prompt It --layout laga:2", "there are: tp, ");
   expect_refused(generate + "--prompt It --prefill-layout exact-latent:5", "--prefill-layout exact-latent:5: ");
+  expect_refused(generate + "--prompt It --layout tp:2 --ranks 4", "--ranks 4: the layout tp:2 has 2");
   expect_refused(generate + "--prompt It --prompt ''", "--prompt (number 2) is empty");
   expect_refused(generate + "--prompt It --greedy --temperature 1", "--greedy with --temperature 1");
   expect_refused("generate --prompt It --model deepseek-v3", "a built-in description has no weights");

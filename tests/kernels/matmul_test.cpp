@@ -129,6 +129,35 @@ TEST(Matmul, EverySizeLieAndType) {
   }
 }
 
+// The shapes of a decode step, which have a kernel of their own where the processor has products of bfloat16.
+TEST(Matmul, FewRows) {
+  for (const DType out : {DType::bf16, DType::f32}) {
+    for (const std::int64_t m : {1, 2, 3, 4, 5}) {
+      for (const std::int64_t k : {63, 64, 65, 97, 128, 161, 300}) {
+        for (const Lie a : {Lie::dense, Lie::padded, Lie::every_second_row}) {
+          Product p{.batch = 1, .m = m, .n = 7, .k = k, .in = DType::bf16, .out = out, .lie_a = a};
+          for (p.lie_b = Lie::transposed;; p.lie_b = Lie::padded_transposed) {
+            check(p);
+            p.accumulate = out == DType::f32;
+            check(p);
+            p.accumulate = false;
+            if (p.lie_b == Lie::padded_transposed) break;
+          }
+        }
+        check({.batch = 3, .m = m, .n = 1030, .k = k, .in = DType::bf16, .out = out, .lie_b = Lie::transposed});
+        check({.batch = 3,
+               .m = m,
+               .n = 5,
+               .k = k,
+               .in = DType::bf16,
+               .out = out,
+               .lie_b = Lie::transposed,
+               .repeat_b = true});
+      }
+    }
+  }
+}
+
 TEST(Matmul, SeveralTiles) {
   for (const auto& [in, out] : kTypes) {
     check({.batch = 1, .m = 513, .n = 5, .k = 7, .in = in, .out = out});

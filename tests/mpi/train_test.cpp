@@ -81,7 +81,8 @@ TEST(MpiTrain, ALostRankEndsAllOfThem) {
     EXPECT_THAT(text_of(output), ::testing::HasSubstr("signal 9"));
     for (int i = 0; i < 100 && !ranks_of(run.string()).empty(); ++i) testing::sleep_ms(20);
     EXPECT_TRUE(ranks_of(run.string()).empty()) << "processes are left";
-    const auto resumed = run_isomer(fmt::format("train --resume {} --stop-at 1", run.string()));
+    const auto next = RunDirectory(run).latest_step() + 1;
+    const auto resumed = run_isomer(fmt::format("train --resume {} --stop-at {}", run.string(), next));
     EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
   }
 }

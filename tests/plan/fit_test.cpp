@@ -210,6 +210,32 @@ TEST_F(UserTable, FitsIntoAHardwareFileThatPricesLikeTheTable) {
   EXPECT_EQ(report.front().worst.size(), 2u);
 }
 
+TEST_F(UserTable, OneHeadShapeIsATable) {
+  // Its axes over heads have one knot; an empty storage is the compute's.
+  std::string text = "operation,compute,storage,batch,heads,kv_heads,head_dim,context,seconds\n";
+  for (const int batch : {1, 2, 4, 8}) {
+    for (const int context : {1024, 4096, 16384}) {
+      text += fmt::format("decode_gqa,bf16,,{},64,8,128,{},{:.9g}\n", batch, context, 4e-6 + 1e-9 * batch * context);
+    }
+  }
+  const auto families = load_table(write(text));
+  ASSERT_EQ(families.size(), 1u);
+  EXPECT_EQ(families.begin()->first, "decode_gqa bf16");
+  const auto curves = fit_all(load_hardware("h100"), families, [](const std::string&) {});
+  ASSERT_EQ(curves.size(), 1u);
+  for (const Surface& surface : curves.front().surfaces) {
+    for (const Axis& axis : surface.axes) {
+      EXPECT_GE(axis.step, 0.01);
+      EXPECT_LE(axis.step, 64);
+    }
+  }
+}
+
+TEST_F(UserTable, MisspeltColumnsAreNamed) {
+  EXPECT_THAT(complaint("operation,compute,m,n,kk,seconds\ngemm,bf16,1,2,3,1\n"),
+              HasSubstr("unknown, and passed over: 'kk'"));
+}
+
 TEST(Fit, TooFewRowsAreSaid) {
   SampleFamily family;
   for (int i = 0; i < 3; ++i)

@@ -4,9 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
+#include <stdexcept>
 
 #include "plan/decode_enumerate.h"
+#include "plan/decode_operations.h"
 
 namespace isomer {
 namespace {
@@ -48,6 +51,45 @@ TEST(Search, AccountsForEveryConfiguration) {
     EXPECT_GT(point.step_s, 0);
     EXPECT_TRUE(search.layout_of(point).shards.is_exact());
   }
+}
+
+Operation operation_named(const DecodeProblem& problem, const Hardware& hardware, const std::string& name) {
+  const DecodeLayout layout = parse_decode_layout("dp-ep:64,ep=64", problem.config);
+  DecodeOperations operations;
+  decode_operations(problem, hardware, layout, 256, operations);
+  for (const auto* list : {&operations.core, &operations.moe_ffn}) {
+    for (const Operation& op : *list) {
+      if (op.name == name) return op;
+    }
+  }
+  throw std::runtime_error(name);
+}
+
+TEST(Search, ExpertsAreStoredAndMultipliedAsTheWeightsAre) {
+  DecodeProblem problem = r1_problem(4096);
+  const Hardware hardware = load_hardware("gb200-nvl72");
+  double before = INFINITY;
+  for (const Precision weights : {Precision::bf16, Precision::fp8, Precision::nvfp4}) {
+    problem.precision.weights = weights;
+    const Operation experts = operation_named(problem, hardware, "experts");
+    EXPECT_EQ(experts.storage, weights);
+    EXPECT_EQ(experts.compute, weights);
+    EXPECT_LT(seconds_of(hardware, experts), before);
+    before = seconds_of(hardware, experts);
+  }
+}
+
+TEST(Search, AttentionOverANarrowCacheMultipliesAsTheMeasuredKernelsDo) {
+  DecodeProblem problem = r1_problem(4096);
+  problem.precision.cache = Precision::fp8;
+  const Hardware fitted = load_hardware("gb200-nvl72");
+  const Operation core = operation_named(problem, fitted, "attention");
+  EXPECT_EQ(core.storage, Precision::fp8);
+  EXPECT_EQ(core.compute, Precision::bf16);  // the tables have no kernel that multiplies in FP8
+  EXPECT_EQ(operation_named(problem, with_assumptions(fitted, {.roofline = true}), "attention").compute,
+            Precision::fp8);
+  problem.precision.cache = Precision::bf16;
+  EXPECT_EQ(operation_named(problem, fitted, "attention").compute, Precision::bf16);
 }
 
 TEST(Search, InexactLayoutsNeedToBeAskedFor) {

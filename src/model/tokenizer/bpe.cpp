@@ -129,7 +129,11 @@ void BytePairEncoder::encode(std::string_view piece, std::vector<std::int32_t>& 
     }
   }
   const std::size_t begin = ids.size();
-  for (const char byte : piece) ids.push_back(byte_ids_[static_cast<unsigned char>(byte)]);
+  for (const char byte : piece) {
+    const std::int32_t id = byte_ids_[static_cast<unsigned char>(byte)];
+    if (id != kNoToken) ids.push_back(id);
+  }
+  if (ids.size() == begin) return;
   if (piece.size() <= kShortPiece) {
     merge_short(merges_, ids, begin);
   } else {

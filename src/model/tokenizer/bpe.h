@@ -33,9 +33,11 @@ class MergeTable {
 
 class BytePairEncoder {
  public:
+  static constexpr std::int32_t kNoToken = -1;
+
   BytePairEncoder() = default;
-  /// `byte_ids`: the token of each byte. `whole_pieces`: pieces that are tokens as they stand, whatever the merges
-  /// (ignore_merges); empty for none.
+  /// `byte_ids`: the token of each byte; a byte with kNoToken is passed over, and its neighbours may be joined.
+  /// `whole_pieces`: pieces that are tokens as they stand, whatever the merges (ignore_merges); empty for none.
   BytePairEncoder(const std::array<std::int32_t, 256>& byte_ids, const std::vector<Merge>& merges,
                   std::unordered_map<std::string, std::int32_t> whole_pieces);
   /// Appends the tokens of `piece`. Time n·log n.

@@ -37,18 +37,22 @@ void read_vocab(TokenizerData& data, const Field& vocab) {
   }
 }
 
-std::array<std::int32_t, 256> byte_ids(const TokenizerData& data, const Field& vocab) {
+/// Some models never saw some bytes (control characters, those that UTF-8 has no use for). Without an unk_token the
+/// reference passes over them, and so is done here; a vocabulary without letters and the space is of another kind.
+bool may_be_missing(std::size_t byte) { return (byte < 0x20 && byte != '\n') || byte > 0x7e; }
+
+std::array<std::int32_t, 256> byte_ids(const TokenizerData& data, const Field& vocab, bool has_unknown) {
   std::array<std::int32_t, 256> ids{};
   for (std::size_t byte = 0; byte < 256; ++byte) {
     const std::string& token = byte_characters()[byte];
     const auto found = data.ids.find(token);
-    if (found == data.ids.end()) {
+    if (found == data.ids.end() && (has_unknown || !may_be_missing(byte))) {
       vocab.fail(
           fmt::format("a token for every byte (it has no '{}', which stands for byte 0x{:02x}): only byte-level "
                       "vocabularies are supported",
                       token, byte));
     }
-    ids[byte] = found->second;
+    ids[byte] = found == data.ids.end() ? BytePairEncoder::kNoToken : found->second;
   }
   return ids;
 }
@@ -88,13 +92,14 @@ std::vector<Merge> read_merges(const TokenizerData& data, const Field& merges) {
 void read_model(TokenizerData& data, const Field& model) {
   model.only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
               "byte_fallback", "ignore_merges", "vocab", "merges"});
-  // Old files have no type. What is unknown never occurs, as every byte has a token: unk_token, fuse_unk and
-  // byte_fallback change nothing.
+  // Old files have no type. With an unk_token every byte must have a token, so that what is unknown never occurs:
+  // unk_token, fuse_unk and byte_fallback change nothing.
   if (const auto type = model.find("type"); type && type->text() != "BPE") type->fail("\"BPE\"");
   for (const auto* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) model.unset(name);
   const Field vocab = model.at("vocab");
   read_vocab(data, vocab);
-  const auto ids = byte_ids(data, vocab);
+  const auto unknown = model.find("unk_token");
+  const auto ids = byte_ids(data, vocab, unknown.has_value());
   const std::vector<Merge> merges = read_merges(data, model.at("merges"));
   std::unordered_map<std::string, std::int32_t> whole_pieces;
   if (model.flag("ignore_merges", false)) {

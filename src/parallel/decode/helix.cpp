@@ -2,11 +2,11 @@
 // TPF × EP for the FFN (Helix, arXiv 2507.07120, section 2; model-math: Helix). Exact. rank = slice · TPA + column.
 //
 //   x, whole on every rank
-//   q of the column's heads, ĉ|k_pe (K, V)       on every slice (q=gather: h/N heads each ── all-gather ──▶ the
-//   column's) the new row → the slice that owns its position attention over the slice: partial õ | lse    ── all-to-all
-//   over heads, inside the column ──▶ h/N heads of all slices merge by lse → W_UV (wuv=before: above), W_o of h/N heads
-//   → y = x + all-reduce over N FFN as TPF × EP: all-reduce over N           (experts=gather: all-reduce over TPF ──
-//   all-gather over EP ──▶ sum)
+//   q of the column's heads, ĉ|k_pe (K, V)   on every slice; q=gather: h/N heads each ── all-gather ──▶ the column's
+//   the new row → the slice that owns its position
+//   attention over the slice: partial õ | lse ── all-to-all over heads, inside the column ──▶ h/N heads of all slices
+//   merge by lse → W_UV (wuv=before: ahead of the exchange), W_o of h/N heads → y = x + all-reduce over N
+//   FFN as TPF × EP: all-reduce over N (experts=gather: all-reduce over TPF ── all-gather over EP ──▶ sum)
 //
 // HOP-B: the exchange of one sequence is under way while the next one's attention is computed. Prefill is the same with
 // keys and values up-projected, v a head.

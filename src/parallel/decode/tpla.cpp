@@ -78,7 +78,7 @@ void TplaScheme::norm_slice(RankContext& ctx, const DecodeBlock& block, const Te
 /// [T, h', shared + own + rope], κ in the own columns.
 Tensor TplaScheme::queries(RankContext& ctx, const DecodeBlock& block, const Tensor& q) const {
   const IndexRange shared = shards_.shared(), own = shards_.own();
-  const Tensor absorbed = absorb(ctx, block, q, {{shared, own}, {0, block.model.config.qk_rope_head_dim}});
+  Tensor absorbed = absorb(ctx, block, q, {{shared, own}, {0, block.model.config.qk_rope_head_dim}});
   const IndexRange heads = query_heads_of(block.model.config, block.part().split);
   std::vector<double> kappa;
   for (std::int64_t head = heads.begin; head < heads.end(); ++head) {
