@@ -156,10 +156,8 @@ std::vector<std::string> row_of(const DecodeLayoutReport& l, std::int64_t batch)
     return format_bytes(static_cast<double>(bytes) / static_cast<double>(batch));
   };
   const DecodeMeasure& m = l.run.busiest();
-  std::vector<std::string> row = {
-      l.layout, format_bytes(static_cast<double>(l.cache_bytes)), per_token(l.bytes_sent),
-      l.bytes_sent == l.bytes_predicted && l.bytes_agree ? "=" : per_token(l.bytes_predicted),
-      fmt::format("{}", m.messages)};
+  std::vector<std::string> row = {l.layout, format_bytes(static_cast<double>(l.cache_bytes)), per_token(l.bytes_sent),
+                                  l.bytes_agree ? "=" : per_token(l.bytes_predicted), fmt::format("{}", m.messages)};
   if (l.dry) return row;
   row.push_back(format_seconds(l.run.seconds()));
   row.emplace_back(l.run.virtual_clock ? "virtual" : "wall");
@@ -186,6 +184,11 @@ void print_report(const DecodeCompareReport& report) {
   fmt::print("{}\n{}", title_of(report), table.text());
   for (const DecodeLayoutReport& l : report.layouts) {
     if (!l.note.empty()) fmt::print("{}: {}\n", l.layout, l.note);
+    if (l.bytes_uniform > 0) {
+      fmt::print("{}: rows go to the experts that {}; uniform routing would send {} on average\n", l.layout,
+                 dry ? "uniform draws by the seed choose" : "the router chose in the last step",
+                 format_bytes(l.bytes_uniform / static_cast<double>(report.options.workload.batch)));
+    }
   }
   std::map<std::string, std::vector<std::string>> by_reason;
   for (const auto& [layout, reason] : report.omitted) by_reason[reason].push_back(layout);

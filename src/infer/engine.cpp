@@ -52,6 +52,12 @@ std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const Decod
   return *std::max_element(pages.begin(), pages.end()) * page_tokens * shards.num_slices;
 }
 
+void join_engine_splits(Communicator& comm, const EngineOptions& options) {
+  const DecodeLayout layout = complete_layout(options.layout, options.tpla.get());
+  const Pipeline pipeline(comm, layout, options.config);
+  make_step_scheme({pipeline.ranks_of_stage(), layout, options.config, options.tpla.get()});
+}
+
 Engine::Engine(RankContext& ctx, Communicator& comm, EngineOptions options, const ModelWeights& weights)
     : comm_(comm), options_(std::move(options)) {
   options_.layout = complete_layout(options_.layout, options_.tpla.get());

@@ -28,6 +28,10 @@ struct EngineOptions {
 std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
                               std::int64_t page_tokens);
 
+/// Collective: takes part in the splits that the engines of the other ranks make, and has none itself: a rank of a dry
+/// run that is not traced.
+void join_engine_splits(Communicator& comm, const EngineOptions& options);
+
 /// Whose logits a prefill gives.
 enum class LogitRows : std::uint8_t { last, all };
 

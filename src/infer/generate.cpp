@@ -110,6 +110,12 @@ std::int32_t first_token(RankContext& ctx, Engine& engine, int sequence, const T
 
 void check_requests(const EngineOptions& options, const std::vector<TextRequest>& requests) {
   const ModelConfig& c = options.config;
+  if (const int groups = options.layout.shards.data_parallel; groups > std::ssize(requests)) {
+    invalid_argument(
+        "layout '{}' gives every one of {} ranks sequences of its own, {} would leave {} without: give at least {}, or "
+        "take a layout that shares a sequence (tp, kvp, helix)",
+        to_string(options.layout), groups, requests.size(), groups - std::ssize(requests), groups);
+  }
   for (const TextRequest& r : requests) {
     check_sampling(r.sampling);
     if (r.prompt.empty()) invalid_argument("the prompt is empty: give at least one token of text");

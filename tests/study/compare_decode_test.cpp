@@ -35,7 +35,7 @@ TEST(CompareDecode, HoldsEveryLayoutAgainstOneRank) {
                              file, dump));
   ASSERT_EQ(run.exit_code, 0) << run.out << run.err;
   EXPECT_THAT(run.out, HasSubstr("cache seeded rows"));
-  EXPECT_THAT(run.out, HasSubstr("omitted: dp-ep:4"));
+  EXPECT_THAT(run.out, HasSubstr("omitted: dp-ep:4: 3 sequences are fewer than the 4 ranks"));
   EXPECT_THAT(run.out, HasSubstr("the cache stands 2 times: tpa of 2 ranks"));
   const json report = json_at(file);
   EXPECT_TRUE(report.at("good").get<bool>());

@@ -6,7 +6,9 @@
 //   y = x + shared experts + Σ over those ranks                ◀── all-to-all, uneven ──
 //
 // A dense FFN, and experts cut by width (tpf), take all rows: all-gather ──▶ the rank's columns ── reduce-scatter ──▶.
-// A receiver asks the router for itself, which stands on every rank, so rows travel alone.
+// A receiver asks the router for itself, which stands on every rank, so rows travel alone; how many come is told ahead,
+// in one number a peer.
+#include <algorithm>
 #include <numeric>
 
 #include "comm/communicator.h"
@@ -19,10 +21,10 @@ namespace isomer {
 
 namespace {
 
-/// The rows that a rank sends to each, and how many it gets from each.
+/// What a rank sends to each, and gets from each.
 struct Dispatch {
   std::vector<std::vector<std::int32_t>> rows;  // [ranks]: rows of the own x
-  std::vector<std::int64_t> incoming;           // [ranks]
+  std::vector<std::int64_t> incoming;           // [ranks]: numbers of rows
 };
 
 class DataParallelScheme : public StepScheme {
@@ -58,9 +60,13 @@ class DataParallelScheme : public StepScheme {
  private:
   Tensor columns(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const;
   Tensor routed_experts(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const;
-  Dispatch dispatch_of(RankContext& ctx, const DecodeBlock& block, const Tensor& x_norm) const;
+  Tensor normed(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const;
+  Routing routing_of(RankContext& ctx, const DecodeBlock& block, const Tensor& x_norm) const;
+  Routing incoming_routing(const DecodeBlock& block) const;
   std::vector<std::vector<std::int32_t>> rows_by_rank(const Routing& routing) const;
+  Dispatch dispatch_of(RankContext& ctx, const DecodeBlock& block, const Tensor& x_norm) const;
   Tensor own_experts_of(RankContext& ctx, const DecodeBlock& block, const Tensor& rows) const;
+  void add_shared_experts(RankContext& ctx, const DecodeBlock& block, const Tensor& x_norm, const Tensor& y) const;
 
   DecodeLayout layout_;
   const ModelConfig& config_;
@@ -83,6 +89,14 @@ std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
+/// Shows the choice, [rows, experts a token] numbers of experts, as "layer.N.experts"; a dry run has none to show.
+void observe_experts(RankContext& ctx, const DecodeBlock& block, const Routing& routing) {
+  if (ctx.dry_run()) return;
+  const Tensor experts = Tensor::unrecorded("experts", DType::f32, {routing.num_tokens, routing.top_k});
+  std::copy(routing.experts.begin(), routing.experts.end(), experts.data<float>());
+  observe(ctx, block, "experts", experts);
+}
+
 Tensor DataParallelScheme::columns(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const {
   const std::vector<std::int64_t>& counts = block.step.rows_of_group;
   const Tensor all = ctx.empty("x of all ranks", MemoryClass::communication, x.dtype(), {sum_of(counts), x.size(1)});
@@ -91,6 +105,41 @@ Tensor DataParallelScheme::columns(RankContext& ctx, const DecodeBlock& block, c
   Tensor y = ctx.empty("ffn of own rows", MemoryClass::workspace, x.dtype(), x.shape());
   comm_.reduce_scatter("ffn output", pieces(part, counts), y);
   return y;
+}
+
+Tensor DataParallelScheme::normed(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const {
+  const Tensor x_norm = ctx.empty("x normed", MemoryClass::workspace, x.dtype(), x.shape());
+  if (x.size(0) == 0) return x_norm;
+  const Tensor rstd = ctx.empty("rstd post_attention", MemoryClass::workspace, statistic_dtype(x.dtype()), {x.size(0)});
+  rms_norm_forward(ctx, "post_attention_layernorm", x, block.weights().post_attention_layernorm, config_.rms_norm_eps,
+                   x_norm, rstd);
+  return x_norm;
+}
+
+/// Each row by itself: products of another number of rows may round otherwise, and sender and receiver must choose the
+/// same experts where two are close.
+Routing DataParallelScheme::routing_of(RankContext& ctx, const DecodeBlock& block, const Tensor& x_norm) const {
+  Routing all{.num_tokens = x_norm.size(0), .top_k = config_.moe.num_experts_per_tok};
+  for (std::int64_t row = 0; row < all.num_tokens; ++row) {
+    const Routing one = route(ctx, config_, block.weights().moe, x_norm.slice(0, row, 1), {}).routing;
+    all.experts.insert(all.experts.end(), one.experts.begin(), one.experts.end());
+  }
+  return all;
+}
+
+/// A dry run: of the rows that come to this rank.
+Routing DataParallelScheme::incoming_routing(const DecodeBlock& block) const {
+  Routing incoming{.top_k = config_.moe.num_experts_per_tok};
+  for (int rank = 0; rank < comm_.size(); ++rank) {
+    const std::int64_t rows = block.step.rows_of_group[static_cast<std::size_t>(rank)];
+    const Routing theirs = dry_routing(config_, block.index, rank, rows);
+    for (const std::int32_t row : rows_by_rank(theirs)[static_cast<std::size_t>(comm_.rank())]) {
+      const auto first = theirs.experts.begin() + row * theirs.top_k;
+      incoming.experts.insert(incoming.experts.end(), first, first + theirs.top_k);
+      ++incoming.num_tokens;
+    }
+  }
+  return incoming;
 }
 
 /// Rows, increasing, that have an expert on each rank.
@@ -107,31 +156,27 @@ std::vector<std::vector<std::int32_t>> DataParallelScheme::rows_by_rank(const Ro
 }
 
 Dispatch DataParallelScheme::dispatch_of(RankContext& ctx, const DecodeBlock& block, const Tensor& x_norm) const {
-  const auto ranks = static_cast<std::size_t>(comm_.size());
-  Dispatch dispatch{.rows = std::vector<std::vector<std::int32_t>>(ranks),
-                    .incoming = std::vector<std::int64_t>(ranks)};
-  if (x_norm.size(0) > 0) dispatch.rows = rows_by_rank(route(ctx, config_, block.weights().moe, x_norm, {}).routing);
-  if (ctx.dry_run()) {  // every rank's routing is known beforehand
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      const Routing routing = given_routing({.kind = RoutingSource::Kind::balanced}, block.step.rows_of_group[rank],
-                                            config_.moe.num_experts_per_tok, config_.moe.n_routed_experts);
-      dispatch.incoming[rank] =
-          static_cast<std::int64_t>(rows_by_rank(routing)[static_cast<std::size_t>(comm_.rank())].size());
-    }
+  const std::vector<std::int64_t>& rows_of_group = block.step.rows_of_group;
+  Routing routing = routing_of(ctx, block, x_norm);
+  if (ctx.dry_run()) routing = dry_routing(config_, block.index, comm_.rank(), routing.num_tokens);
+  observe_experts(ctx, block, routing);
+  Dispatch dispatch{.rows = rows_by_rank(routing), .incoming = std::vector<std::int64_t>(rows_of_group.size())};
+  const Tensor outgoing = ctx.zeros("outgoing rows", MemoryClass::communication, DType::f32, {comm_.size()}),
+               incoming = ctx.zeros("incoming rows", MemoryClass::communication, DType::f32, {comm_.size()});
+  for (std::size_t rank = 0; rank < dispatch.rows.size() && !ctx.dry_run(); ++rank) {
+    outgoing.data<float>()[rank] = static_cast<float>(dispatch.rows[rank].size());
   }
-  const Tensor counts = ctx.empty("row counts", MemoryClass::communication, DType::f32, {comm_.size(), comm_.size()});
-  const Tensor mine = counts.select(0, comm_.rank());
-  if (!ctx.dry_run()) {
-    for (std::size_t rank = 0; rank < ranks; ++rank)
-      mine.data<float>()[rank] = static_cast<float>(dispatch.rows[rank].size());
-  }
-  std::vector<Tensor> receive;
-  for (int rank = 0; rank < comm_.size(); ++rank) receive.push_back(counts.select(0, rank));
-  comm_.all_gather("row counts", mine, receive);
-  if (!ctx.dry_run()) {
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      dispatch.incoming[rank] = static_cast<std::int64_t>(receive[rank].data<float>()[comm_.rank()]);
+  const std::vector<std::int64_t> one_each(rows_of_group.size(), 1);
+  comm_.all_to_all("row counts", pieces(outgoing, one_each), pieces(incoming, one_each));
+  for (std::size_t rank = 0; rank < dispatch.rows.size(); ++rank) {
+    if (ctx.dry_run()) {  // every rank's routing is known beforehand
+      const Routing theirs = dry_routing(config_, block.index, static_cast<int>(rank), rows_of_group[rank]);
+      dispatch.incoming[rank] = std::ssize(rows_by_rank(theirs)[static_cast<std::size_t>(comm_.rank())]);
+      continue;
     }
+    dispatch.incoming[rank] = static_cast<std::int64_t>(incoming.data<float>()[rank]);
+    ISOMER_CHECK(dispatch.incoming[rank] >= 0 && dispatch.incoming[rank] <= rows_of_group[rank],
+                 "rank {} sends {} rows, it has {}", rank, dispatch.incoming[rank], rows_of_group[rank]);
   }
   return dispatch;
 }
@@ -139,25 +184,31 @@ Dispatch DataParallelScheme::dispatch_of(RankContext& ctx, const DecodeBlock& bl
 /// The weighted sum of those of each row's experts that stand here.
 Tensor DataParallelScheme::own_experts_of(RankContext& ctx, const DecodeBlock& block, const Tensor& rows) const {
   if (rows.size(0) == 0) return rows;
+  Routing routing = routing_of(ctx, block, rows);
+  if (ctx.dry_run()) routing = incoming_routing(block);
   LayerWeights weights = block.weights();
   weights.moe.shared_experts = {};
   FfnSaved dropped;
-  return moe_forward(ctx, {config_, weights}, rows, Tensor(), {}, dropped);
+  return moe_forward(ctx, {config_, weights}, rows, Tensor(),
+                     {.kind = RoutingSource::Kind::replayed, .replay = &routing}, dropped);
+}
+
+void DataParallelScheme::add_shared_experts(RankContext& ctx, const DecodeBlock& block, const Tensor& x_norm,
+                                            const Tensor& y) const {
+  const MlpWeights& shared = block.weights().moe.shared_experts;
+  if (y.size(0) == 0 || !shared.gate_proj) return;
+  FfnSaved dropped;
+  add(ctx, "shared experts", y, swiglu_forward(ctx, "shared ", shared, x_norm, dropped.gate, dropped.up), y);
 }
 
 Tensor DataParallelScheme::routed_experts(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const {
   const DType dtype = x.dtype();
-  const Tensor x_norm = ctx.empty("x normed", MemoryClass::workspace, dtype, x.shape());
-  if (x.size(0) > 0) {
-    const Tensor rstd = ctx.empty("rstd post_attention", MemoryClass::workspace, statistic_dtype(dtype), {x.size(0)});
-    rms_norm_forward(ctx, "post_attention_layernorm", x, block.weights().post_attention_layernorm, config_.rms_norm_eps,
-                     x_norm, rstd);
-  }
+  const Tensor x_norm = normed(ctx, block, x);
   const Dispatch dispatch = dispatch_of(ctx, block, x_norm);
   std::vector<std::int64_t> outgoing;
   std::vector<std::int32_t> order;  // rows as they are sent, rank by rank
   for (const auto& rows : dispatch.rows) {
-    outgoing.push_back(static_cast<std::int64_t>(rows.size()));
+    outgoing.push_back(std::ssize(rows));
     order.insert(order.end(), rows.begin(), rows.end());
   }
   const auto make = [&](std::string_view name, std::int64_t rows) {
@@ -171,15 +222,18 @@ Tensor DataParallelScheme::routed_experts(RankContext& ctx, const DecodeBlock& b
   comm_.all_to_all("combine", pieces(results, dispatch.incoming), pieces(back, outgoing));
   const Tensor sum = ctx.zeros("sum of experts", MemoryClass::workspace, statistic_dtype(dtype), x.shape());
   if (!order.empty()) embedding_scatter(ctx, "sum of experts", back, order, 1, sum);
-  const Tensor y = as_dtype(ctx, "sum of experts", sum, dtype);
-  const MlpWeights& shared = block.weights().moe.shared_experts;
-  if (x.size(0) == 0 || !shared.gate_proj) return y;
-  FfnSaved dropped;
-  add(ctx, "shared experts", y, swiglu_forward(ctx, "shared ", shared, x_norm, dropped.gate, dropped.up), y);
+  Tensor y = as_dtype(ctx, "sum of experts", sum, dtype);
+  add_shared_experts(ctx, block, x_norm, y);
   return y;
 }
 
 }  // namespace
+
+Routing dry_routing(const ModelConfig& config, std::int64_t layer, int rank, std::int64_t rows) {
+  const auto seed = static_cast<std::uint64_t>(layer) << 32 | static_cast<std::uint64_t>(rank);
+  return given_routing({.kind = RoutingSource::Kind::zipf, .seed = seed, .zipf_exponent = 0}, rows,
+                       config.moe.num_experts_per_tok, config.moe.n_routed_experts);
+}
 
 std::unique_ptr<StepScheme> make_dp_ep(const SchemeArguments& arguments) {
   return std::make_unique<DataParallelScheme>(arguments);

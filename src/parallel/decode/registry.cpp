@@ -100,7 +100,8 @@ bool same_split(const WeightSplit& a, const WeightSplit& b) {
   return a.head_parts == b.head_parts && a.head_part == b.head_part && a.split_kv_heads == b.split_kv_heads &&
          a.heads.has_value() == b.heads.has_value() &&
          (!a.heads || (a.heads->query.begin == b.heads->query.begin && a.heads->query.count == b.heads->query.count)) &&
-         a.ffn_parts == b.ffn_parts && a.ffn_part == b.ffn_part && a.expert_parts == b.expert_parts;
+         a.ffn_parts == b.ffn_parts && a.ffn_part == b.ffn_part && a.expert_parts == b.expert_parts &&
+         a.whole_shared_experts == b.whole_shared_experts;
 }
 
 ModelPart cut_part(const ModelConfig& config, const ModelWeights& weights, const WeightSplit& split) {

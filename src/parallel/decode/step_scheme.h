@@ -13,6 +13,7 @@
 #include "comm/communicator.h"
 #include "cost/decode_layout.h"
 #include "layers/attention_layer.h"
+#include "layers/ffn.h"
 #include "model/model_weights.h"
 #include "model/tpla.h"
 #include "sharding/weight_slices.h"
@@ -111,6 +112,9 @@ std::string cache_copies_note(const DecodeLayout& layout, const ModelConfig& con
 
 /// Collective. Throws std::invalid_argument where why_step_unfit has a reason.
 std::unique_ptr<StepScheme> make_step_scheme(const SchemeArguments& arguments);
+
+/// dp-ep in a dry run, where no router chooses: what the rows of a rank are routed by in a layer, uniform draws.
+Routing dry_routing(const ModelConfig& config, std::int64_t layer, int rank, std::int64_t rows);
 
 /// How a sequence's positions are dealt to slices.
 CacheShards cache_shards_of(const DecodeLayout& layout);
