@@ -298,9 +298,8 @@ std::vector<std::string> all_decode_layouts(const ModelConfig& config, int p) {
     const std::string helix = fmt::format("helix:kvp={},tpa={}", p / tpa, tpa);
     layouts.push_back(fmt::format("{},tpf={},ep=1", helix, p));
     if (tpa > 1 || p == 1) continue;
-    for (int ep = 2; moe && ep <= p; ep *= (ep == 2 && p > 2 ? p / 2 : 2)) {
-      if (p % ep == 0) layouts.push_back(fmt::format("{},tpf={},ep={}", helix, p / ep, ep));
-    }
+    if (moe && p > 2 && p % 2 == 0) layouts.push_back(fmt::format("{},tpf={},ep=2", helix, p / 2));
+    if (moe) layouts.push_back(fmt::format("{},tpf=1,ep={}", helix, p));
     layouts.push_back(fmt::format("{},tpf={},ep=1,q=gather", helix, p));
     if (latent) layouts.push_back(fmt::format("{},tpf={},ep=1,wuv=before", helix, p));
     layouts.push_back(fmt::format("{},tpf={},ep=1,hopb=off", helix, p));

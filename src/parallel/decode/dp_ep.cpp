@@ -10,6 +10,7 @@
 // in one number a peer.
 #include <algorithm>
 #include <numeric>
+#include <random>
 
 #include "comm/communicator.h"
 #include "kernels/elementwise.h"
@@ -230,9 +231,18 @@ Tensor DataParallelScheme::routed_experts(RankContext& ctx, const DecodeBlock& b
 }  // namespace
 
 Routing dry_routing(const ModelConfig& config, std::int64_t layer, int rank, std::int64_t rows) {
-  const auto seed = static_cast<std::uint64_t>(layer) << 32 | static_cast<std::uint64_t>(rank);
-  return given_routing({.kind = RoutingSource::Kind::zipf, .seed = seed, .zipf_exponent = 0}, rows,
-                       config.moe.num_experts_per_tok, config.moe.n_routed_experts);
+  const MoeConfig& moe = config.moe;
+  std::mt19937_64 draws(static_cast<std::uint64_t>(layer) << 32 | static_cast<std::uint64_t>(rank));
+  Routing routing{.num_tokens = rows, .top_k = moe.num_experts_per_tok};
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::ptrdiff_t first = row * routing.top_k;
+    while (std::ssize(routing.experts) < first + routing.top_k) {
+      const auto expert = static_cast<std::int32_t>(draws() % static_cast<std::uint64_t>(moe.n_routed_experts));
+      const auto of_row = routing.experts.begin() + first;
+      if (std::find(of_row, routing.experts.end(), expert) == routing.experts.end()) routing.experts.push_back(expert);
+    }
+  }
+  return routing;
 }
 
 std::unique_ptr<StepScheme> make_dp_ep(const SchemeArguments& arguments) {
