@@ -186,7 +186,7 @@ void print_report(const DecodeCompareReport& report) {
     if (!l.note.empty()) fmt::print("{}: {}\n", l.layout, l.note);
     if (l.bytes_uniform > 0) {
       fmt::print("{}: rows go to the experts that {}; uniform routing would send {} on average\n", l.layout,
-                 dry ? "uniform draws by the seed choose" : "the router chose in the last step",
+                 dry ? "uniform draws choose" : "the router chose in the last step",
                  format_bytes(l.bytes_uniform / static_cast<double>(report.options.workload.batch)));
     }
   }

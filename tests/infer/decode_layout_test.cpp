@@ -111,7 +111,7 @@ DataParallelStep data_parallel_step(const ModelConfig& config, const ModelWeight
       enter(dry_routing(config, l, ctx.rank(), mine).experts);
     }
     for (const LedgerEntry& entry : ctx.ledger().entries()) {
-      if (entry.phase == Phase::forward) {
+      if (entry.phase == Phase::forward && entry.group_size > 1) {
         result.bytes[static_cast<std::size_t>(ctx.rank())][entry.tensor] += entry.bytes_sent;
       }
     }

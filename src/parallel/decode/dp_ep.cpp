@@ -9,6 +9,7 @@
 // A receiver asks the router for itself, which stands on every rank, so rows travel alone; how many come is told ahead,
 // in one number a peer.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 
@@ -134,7 +135,8 @@ Routing DataParallelScheme::incoming_routing(const DecodeBlock& block) const {
   for (int rank = 0; rank < comm_.size(); ++rank) {
     const std::int64_t rows = block.step.rows_of_group[static_cast<std::size_t>(rank)];
     const Routing theirs = dry_routing(config_, block.index, rank, rows);
-    for (const std::int32_t row : rows_by_rank(theirs)[static_cast<std::size_t>(comm_.rank())]) {
+    const std::vector<std::vector<std::int32_t>> visits = rows_by_rank(theirs);
+    for (const std::int32_t row : visits[static_cast<std::size_t>(comm_.rank())]) {
       const auto first = theirs.experts.begin() + row * theirs.top_k;
       incoming.experts.insert(incoming.experts.end(), first, first + theirs.top_k);
       ++incoming.num_tokens;
@@ -175,7 +177,8 @@ Dispatch DataParallelScheme::dispatch_of(RankContext& ctx, const DecodeBlock& bl
       dispatch.incoming[rank] = std::ssize(rows_by_rank(theirs)[static_cast<std::size_t>(comm_.rank())]);
       continue;
     }
-    dispatch.incoming[rank] = static_cast<std::int64_t>(incoming.data<float>()[rank]);
+    const bool own = static_cast<int>(rank) == comm_.rank();
+    dispatch.incoming[rank] = own ? std::ssize(dispatch.rows[rank]) : std::lround(incoming.data<float>()[rank]);
     ISOMER_CHECK(dispatch.incoming[rank] >= 0 && dispatch.incoming[rank] <= rows_of_group[rank],
                  "rank {} sends {} rows, it has {}", rank, dispatch.incoming[rank], rows_of_group[rank]);
   }
