@@ -15,6 +15,7 @@
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
 #include "model/checkpoint.h"
+#include "model/gguf.h"
 #include "model/text.h"
 #include "study/compare_decode.h"
 #include "study/dump.h"
@@ -55,8 +56,7 @@ std::vector<std::vector<std::int32_t>> prompts_of(const DecodeCompareArguments& 
                                                   const DecodeWorkload& w) {
   const std::string text = a.text_file.empty() ? std::string(default_text()) : load_text_bytes(a.text_file);
   std::vector<std::int32_t> ids;
-  std::error_code code;
-  if (fs::is_regular_file(fs::path(directory) / "tokenizer.json", code)) {
+  if (Tokenizer::is_at(directory)) {
     ids = tokenizer_for({a.model, directory, w.config}, "").encode(text, false);
   } else {
     for (const char c : text) ids.push_back(static_cast<std::uint8_t>(c) % static_cast<int>(w.config.vocab_size));
@@ -124,7 +124,7 @@ ModelWeights weights_of(const std::string& place, DecodeCompareOptions& o) {
     return {};
   }
   std::error_code code;
-  if (fs::is_directory(place, code)) {
+  if (fs::is_directory(place, code) || is_gguf_file(place)) {
     const Checkpoint checkpoint = Checkpoint::open(place);
     o.weights_source = place;
     o.workload.tpla = find_tpla({place, place, w.config});

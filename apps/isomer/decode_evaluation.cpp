@@ -53,19 +53,30 @@ EvaluatedModel::EvaluatedModel(std::string name, const std::string& directory, c
   const bool is_tpla = asked.innermost().name == "tpla";
   engine_.config = config_;
   if (is_tpla && config_.attention == AttentionKind::mla) engine_.tpla = tpla_of(directory, config_);
-  if (asked.option("softmax", "") == "whole" && engine_.tpla) ablation_ = LatentSharding::whole_softmax;
   layout_ = engine_layout(asked, engine_.tpla.get());
   engine_.layout = complete_layout(parse_decode_layout(layout_, config_), engine_.tpla.get());
-  const std::string reason = why_step_unfit(engine_.layout, config_, engine_.tpla.get());
-  if (!reason.empty()) invalid_argument("--layout {}: {}", layout, reason);
+  one_rank_ = one_rank_form(layout, asked.option("softmax", "") == "whole", dtype);
   layout_ = to_string(engine_.layout);
   exact_ = engine_.layout.shards.is_exact() || engine_.layout.shards.latent_shards == 1;
   if (engine_.tpla) exact_ = is_exact(config_, engine_.tpla->options);
-  if (is_ablation()) {
+  if (one_rank_ == LatentSharding::whole_softmax) {
     layout_ += fmt::format(",{}", kWholeSoftmax);
     exact_ = exact_ || engine_.tpla->options.rms == TplaRms::exact;
   }
   weights_ = load_model_weights(Checkpoint::open(directory), config_, dtype);
+}
+
+std::optional<LatentSharding> EvaluatedModel::one_rank_form(const std::string& asked, bool whole_softmax,
+                                                            DType dtype) const {
+  const std::string reason = why_step_unfit(engine_.layout, config_, engine_.tpla.get());
+  if (reason.empty())
+    return whole_softmax && engine_.tpla ? std::optional(LatentSharding::whole_softmax) : std::nullopt;
+  // Every shard has all heads, so that their number is no matter of what is computed.
+  ModelConfig spread = config_;
+  spread.num_attention_heads *= engine_.layout.devices();
+  const bool heads_alone = why_step_unfit(engine_.layout, spread, engine_.tpla.get()).empty();
+  if (!engine_.tpla || !heads_alone || dtype != DType::f32) invalid_argument("--layout {}: {}", asked, reason);
+  return whole_softmax ? LatentSharding::whole_softmax : LatentSharding::tpla;
 }
 
 std::string EvaluatedModel::description() const {
@@ -76,14 +87,15 @@ std::string EvaluatedModel::description() const {
     how += fmt::format("; transform {}, {} shared columns, RMS {}, κ {}", name_of(o.transform), o.shared_columns,
                        name_of(o.rms), name_of(o.kappa));
   }
+  if (one_rank_) how += "; one rank computes all shards in turn";
   return fmt::format("{}, {} rank{}, {}: {}", layout_, num_ranks(), num_ranks() == 1 ? "" : "s",
                      exact_ ? "exact" : "NOT EXACT", how);
 }
 
 std::unique_ptr<LogitSource> EvaluatedModel::source(RankContext& ctx, std::int64_t window) const {
-  if (is_ablation()) {
+  if (one_rank_) {
     return std::make_unique<ShardedForward>(
-        ShardedModel{config_, weights_, engine_.tpla->options, engine_.tpla->layers, *ablation_});
+        ShardedModel{config_, weights_, engine_.tpla->options, engine_.tpla->layers, *one_rank_});
   }
   EngineOptions options = engine_;
   options.cache_tokens = window_cache_tokens(window, options.layout, options.page_tokens);

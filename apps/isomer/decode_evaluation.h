@@ -30,7 +30,7 @@ class EvaluatedModel {
   const ModelConfig& config() const { return config_; }
   /// Of the layout, options filled in.
   const std::string& layout() const { return layout_; }
-  int num_ranks() const { return is_ablation() ? 1 : engine_.layout.devices(); }
+  int num_ranks() const { return one_rank_ ? 1 : engine_.layout.devices(); }
   /// False where the layout computes another function than the model.
   bool exact() const { return exact_; }
   /// What stands above a table: the layout, what a rank caches, and that it is not exact where it is not.
@@ -39,13 +39,15 @@ class EvaluatedModel {
   std::unique_ptr<LogitSource> source(RankContext& ctx, std::int64_t window) const;
 
  private:
-  bool is_ablation() const { return ablation_.has_value(); }
+  std::optional<LatentSharding> one_rank_form(const std::string& asked, bool whole_softmax, DType dtype) const;
 
   std::string name_, layout_;
   ModelConfig config_;
   ModelWeights weights_;
   EngineOptions engine_;
-  std::optional<LatentSharding> ablation_;  // tpla:softmax=whole, which no rank of the engine runs
+  // Where one rank computes all shards in turn: tpla:softmax=whole, which no rank of the engine runs, and heads that
+  // the layout's ranks can't share out.
+  std::optional<LatentSharding> one_rank_;
   bool exact_ = false;
 };
 

@@ -9,7 +9,7 @@ void add_eval(CLI::App& app, const CommandLine& command_line, int& exit_code) {
   add_eval_perplexity(*command, exit_code);
   add_eval_logits(*command, command_line, exit_code);
   add_eval_heads(*command, exit_code);
-  add_eval_kl(*command, exit_code);
+  add_eval_kl(*command, command_line, exit_code);
   add_eval_ngram(*command, exit_code);
 }
 

@@ -10,6 +10,7 @@
 #include "apps/isomer/eval.h"
 #include "apps/isomer/shipped_model.h"
 #include "apps/isomer/table.h"
+#include "apps/isomer/token_ids.h"
 #include "apps/isomer/tokenizer_choice.h"
 #include "apps/isomer/units.h"
 #include "comm/group.h"
@@ -25,7 +26,7 @@ namespace {
 using nlohmann::json;
 
 struct KlArguments {
-  std::string base, model, layout = "tpla", mode = "decode", tokenizer, json_file;
+  std::string base, model, layout = "tpla", backend = "threads", mode = "decode", ids, tokenizer, json_file;
   std::string window, overlap, limit = "0", batch = "4";
   std::vector<std::string> data;
   int threads = 0;
@@ -42,8 +43,18 @@ void check_pair(const KlArguments& a, const ModelConfig& base, const ModelConfig
   }
 }
 
-WindowOrder windows_of(const KlArguments& a, const ModelConfig& base, const ModelConfig& model,
-                       const Tokenizer& tokenizer) {
+/// What --data says, in the base's tokens; or --ids as they stand, one document. Refuses models that don't read the
+/// same tokens.
+TokenDataset tokens_of(const KlArguments& a, const ModelConfig& config, const std::string& base_directory,
+                       const std::string& model_directory) {
+  if (a.ids.empty() == a.data.empty()) invalid_argument("give either --data or --ids");
+  if (!a.ids.empty()) return TokenDataset::from_tokens({read_token_ids(a.ids, config.vocab_size)}, config.vocab_size);
+  const Tokenizer tokenizer = choose_tokenizer(a.tokenizer, a.base, base_directory);
+  choose_tokenizer(a.tokenizer.empty() ? base_directory : a.tokenizer, a.model, model_directory);
+  return TokenDataset::from_text({a.data.begin(), a.data.end()}, tokenizer, {.lossy = a.lossy});
+}
+
+WindowOrder windows_of(const KlArguments& a, const ModelConfig& base, const ModelConfig& model, TokenDataset tokens) {
   std::int64_t window = kDefaultWindow;
   for (const std::int64_t longest : {base.max_position_embeddings, model.max_position_embeddings}) {
     if (longest > 0) window = std::min(window, longest);
@@ -54,8 +65,7 @@ WindowOrder windows_of(const KlArguments& a, const ModelConfig& base, const Mode
                      base.max_position_embeddings);
   }
   const std::int64_t overlap = a.overlap.empty() ? window / 2 : parse_count("--overlap", a.overlap, 0, kMost);
-  return {TokenDataset::from_text({a.data.begin(), a.data.end()}, tokenizer, {.lossy = a.lossy}), window, overlap,
-          parse_count("--limit", a.limit, 0, kMost)};
+  return {std::move(tokens), window, overlap, parse_count("--limit", a.limit, 0, kMost)};
 }
 
 double per_token(double sum, const Divergence& d) { return sum / static_cast<double>(d.num_tokens); }
@@ -111,11 +121,12 @@ json result_json(const KlArguments& a, const EvaluatedModel& model, const Window
               {"nats_per_token", per_token(d.nats_model, d)},
               {"nats_difference_error", number_or_null(d.nats_difference_error)},
               {"seconds", seconds}});
+  if (!a.ids.empty()) out["ids"] = a.ids;
   for (const double percent : kPercentiles) out["kl_percentiles"][fmt::format("{}", percent)] = d.percentile(percent);
   return out;
 }
 
-int run_kl(const KlArguments& a) {
+int run_kl(const KlArguments& a, const CommandLine& command_line) {
   Progress progress;
   ScoringOptions options{.mode = parse_score_mode(a.mode)};
   if (!is_decode_layout(a.layout)) {
@@ -126,20 +137,26 @@ int run_kl(const KlArguments& a) {
   const EvaluatedModel model(a.model, model_directory, a.layout);
   const BaseModel base(base_directory);
   check_pair(a, base.config(), model.config());
-  const Tokenizer tokenizer = choose_tokenizer(a.tokenizer, a.base, base_directory);
-  choose_tokenizer(a.tokenizer.empty() ? base_directory : a.tokenizer, a.model, model_directory);
   options.batch = parse_count("--batch", a.batch, 1, 1 << 16);
   options.group = {.num_ranks = model.num_ranks(), .threads_per_rank = a.threads};
   options.progress = [&](std::int64_t done, std::int64_t all) {
     progress.show(fmt::format("window {} of {}", done, all));
   };
   progress.show("tokens");
-  const WindowOrder windows = windows_of(a, base.config(), model.config(), tokenizer);
+  const WindowOrder windows =
+      windows_of(a, base.config(), model.config(), tokens_of(a, base.config(), base_directory, model_directory));
+  const bool mpi = a.backend == "mpi";
+  if (mpi) options.group.backend = Backend::mpi;
+  if (mpi && !under_mpirun()) {
+    progress.show("");
+    relaunch_under_mpirun(options.group.num_ranks, command_line.argc, command_line.argv);
+  }
   const double begin = wall_clock_s();
   const Divergence result = measure_divergence(
       model.config(), windows, options, [&](RankContext& ctx) { return base.source(ctx, windows.window()); },
       [&](RankContext& ctx) { return model.source(ctx, windows.window()); });
   progress.show("");
+  if (mpi && mpi_world().rank != 0) return 0;
   print_result(a, result);
   fmt::print("±: standard error from blocks of {} tokens\n{}\n{}", kErrorBlock, model.description(),
              convention_text(windows, options.mode));
@@ -152,14 +169,23 @@ int run_kl(const KlArguments& a) {
 
 }  // namespace
 
-void add_eval_kl(CLI::App& eval, int& exit_code) {
+void add_eval_kl(CLI::App& eval, const CommandLine& command_line, int& exit_code) {
   auto a = std::make_shared<KlArguments>();
   CLI::App* command = eval.add_subcommand("kl", "KL divergence of a model under a decode layout from a base model");
-  command->add_option("--base", a->base, "the model to compare with, computed by exact prefill")->required();
-  command->add_option("--model", a->model, "directory that isomer convert tpla made; with gla any MLA model")
+  command
+      ->add_option("--base", a->base,
+                   "the model to compare with, of either kind of attention, computed by exact prefill")
       ->required();
-  command->add_option("--data", a->data, "text files")->required();
+  command
+      ->add_option("--model", a->model,
+                   "for tpla a directory that isomer convert tpla made; else any model with weights")
+      ->required();
+  command->add_option("--data", a->data, "text files");
+  command->add_option("--ids", a->ids, "instead of --data: a file of whitespace-separated token ids, one document");
   command->add_option("--layout", a->layout, decode_layout_list())->capture_default_str();
+  command->add_option("--backend", a->backend, "threads, or processes under Open MPI")
+      ->check(CLI::IsMember({"threads", "mpi"}))
+      ->capture_default_str();
   command
       ->add_option("--mode", a->mode, "prefill, every-position, or decode: a prefix exact, the others token by token")
       ->capture_default_str();
@@ -168,10 +194,10 @@ void add_eval_kl(CLI::App& eval, int& exit_code) {
   command->add_option("--overlap", a->overlap, "of them context only, exact under --mode decode; default half");
   command->add_option("--limit", a->limit, "tokens looked at; 0: all")->capture_default_str();
   command->add_option("--batch", a->batch, "windows at once")->capture_default_str();
-  command->add_option("--threads", a->threads, "default: the cores")->check(CLI::Range(0, 1024));
+  command->add_option("--threads", a->threads, "a rank; default: a share of the cores")->check(CLI::Range(0, 1024));
   command->add_flag("--lossy", a->lossy, "replace what isn't UTF-8 by U+FFFD");
   command->add_option("--json", a->json_file, "write the same as JSON");
-  command->callback([a, &exit_code] { exit_code = run_kl(*a); });
+  command->callback([a, command_line, &exit_code] { exit_code = run_kl(*a, command_line); });
 }
 
 }  // namespace isomer

@@ -1,14 +1,11 @@
 // isomer eval logits: the logits that a model gives for token ids, for anyone to hold another implementation against.
 #include <fmt/format.h>
 
-#include <charconv>
-#include <filesystem>
-#include <fstream>
 #include <memory>
-#include <sstream>
 
 #include "apps/isomer/eval.h"
 #include "apps/isomer/loaded_model.h"
+#include "apps/isomer/token_ids.h"
 #include "apps/isomer/units.h"
 #include "comm/group.h"
 #include "infer/engine.h"
@@ -28,26 +25,6 @@ struct LogitsArguments {
 
 constexpr std::int64_t kMostIds = std::int64_t{1} << 24;
 
-std::vector<std::int32_t> read_ids(const std::string& path, std::int64_t vocabulary) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(fmt::format("{}: can't be read", path));
-  std::vector<std::int32_t> ids;
-  for (std::string word; file >> word;) {
-    std::int32_t id = -1;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-    if (error != std::errc() || end != word.data() + word.size() || id < 0 || id >= vocabulary) {
-      throw Error(fmt::format("{}: word {} is '{}', not a token id from 0 to {}", path, ids.size() + 1,
-                              replace_invalid_utf8(word.substr(0, 40)), vocabulary - 1));
-    }
-    ids.push_back(id);
-    if (static_cast<std::int64_t>(ids.size()) > kMostIds) {
-      throw Error(fmt::format("{}: more than {} ids", path, kMostIds));
-    }
-  }
-  if (ids.empty()) throw Error(fmt::format("{}: no token ids in it; write whitespace-separated integers", path));
-  return ids;
-}
-
 /// Fills logits [ids, V]: `prefix` ids by prefill, the others token by token.
 void run_rank(RankContext& ctx, Engine& engine, std::span<const std::int32_t> ids, std::size_t prefix,
               const Tensor& logits) {
@@ -65,7 +42,7 @@ void run_rank(RankContext& ctx, Engine& engine, std::span<const std::int32_t> id
 
 int run_logits(const LogitsArguments& a, const CommandLine& command_line) {
   const FoundModel model = find_model(a.model);
-  const std::vector<std::int32_t> ids = read_ids(a.ids, model.config.vocab_size);
+  const std::vector<std::int32_t> ids = read_token_ids(a.ids, model.config.vocab_size);
   const auto count = static_cast<std::int64_t>(ids.size());
   const std::int64_t longest = model.config.max_position_embeddings;
   if (longest > 0 && count > longest) {

@@ -243,7 +243,8 @@ void add_optimiser_options(CLI::App& command, TrainArguments& a) {
 }
 
 void add_run_options(CLI::App& command, TrainArguments& a) {
-  command.add_option("--layout", a.layout, "laga:2, ring:4, laga:2,dp:2, …; default laga:1");
+  command.add_option("--layout", a.layout,
+                     "laga:2, ring:4, laga:2,dp:2, …; default laga:1, explicit:1 for grouped-query attention");
   command.add_option("--ranks", a.ranks, "default: what the layout says")->check(CLI::Range(1, 4096));
   command.add_option("--threads", a.threads, "a rank; default: a share of the cores")->check(CLI::Range(0, 1024));
   command.add_option("--backend", a.backend, "threads, or processes under Open MPI")

@@ -96,6 +96,11 @@ GroupOptions group_of(const TrainArguments& a, const std::string& layout_text) {
   return group;
 }
 
+/// Where none was named: laga has nothing to gather without a latent.
+void choose_layout(const TrainArguments& a, TrainRun& run) {
+  if (a.layout.empty() && run.config.attention != AttentionKind::mla) run.settings.layout = "explicit:1";
+}
+
 /// The group, and the layout with every axis's size.
 void size_layout(const TrainArguments& a, TrainRun& run) {
   run.group = group_of(a, run.settings.layout);
@@ -135,6 +140,7 @@ PreparedRun prepare_dry_run(const TrainArguments& a) {
   run.settings.config_json = load_model_config_text(a.config);
   run.config = load_model_config(a.config);
   run.settings.model_name = run.config.name;
+  choose_layout(a, run);
   size_layout(a, run);
   run.save_weights = false;
   run.dry_routing = a.routing == "zipf" ? RoutingSource::Kind::zipf : RoutingSource::Kind::balanced;

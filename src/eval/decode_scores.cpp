@@ -74,6 +74,9 @@ double block_error(const std::vector<double>& values) {
   return std::sqrt(squares / static_cast<double>(blocks - 1) / static_cast<double>(blocks));
 }
 
+/// Whether this process has the sums.
+bool is_root(const GroupOptions& group) { return group.backend == Backend::threads || mpi_world().rank == 0; }
+
 [[noreturn]] void nothing_to_score(const WindowOrder& windows) {
   invalid_argument("no token to score: a window's first {} tokens are context only; give more text, or less --overlap",
                    windows.overlap());
@@ -100,7 +103,7 @@ Perplexity score_windows(const ModelConfig& config, const WindowOrder& windows, 
       });
     });
   });
-  if (sum.num_tokens == 0) nothing_to_score(windows);
+  if (is_root(options.group) && sum.num_tokens == 0) nothing_to_score(windows);
   return sum;
 }
 
@@ -165,7 +168,7 @@ Divergence measure_divergence(const ModelConfig& config, const WindowOrder& wind
     });
   });
   Divergence result = meter.result();
-  if (result.num_tokens == 0) nothing_to_score(windows);
+  if (is_root(options.group) && result.num_tokens == 0) nothing_to_score(windows);
   return result;
 }
 

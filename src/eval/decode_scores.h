@@ -18,7 +18,7 @@ using LogitSourceFactory = std::function<std::unique_ptr<LogitSource>(RankContex
 struct ScoringOptions {
   ScoreMode mode = ScoreMode::decode;
   std::int64_t batch = 1;  // windows at once
-  GroupOptions group;      // threads of this process; as many ranks as the sources need
+  GroupOptions group;      // as many ranks as the sources need; of processes, the first has the result
   /// Bytes of text that each token id stands for. Empty: unknown.
   std::vector<std::int32_t> bytes_of_token;
   /// Called with windows done and windows in all, at rank 0.

@@ -38,6 +38,28 @@ TEST(MpiDecode, LogitsAreTheBitsOfThreads) {
   }
 }
 
+TEST(MpiDecode, DivergenceIsThatOfThreads) {
+  if (!can_start_mpirun()) GTEST_SKIP() << "no MPI in this build, or no mpirun on this machine";
+  const ModelFolder f;
+  std::string ids;
+  for (int i = 0; i < 60; ++i) ids += fmt::format("{} ", (i * 37 + i / 7) % 400);
+  f.write("ids.txt", ids);
+  std::vector<nlohmann::json> found;
+  for (const std::string backend : {"threads", "mpi"}) {
+    const auto result = run_isomer(
+        fmt::format("eval kl --base {0} --model {0} --layout gla:2 --ids {1} --window 32 --backend {2} --json {3}",
+                    f.at("model"), f.at("ids.txt"), backend, f.at("kl.json")));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const std::string printed = result.out;
+    EXPECT_EQ(printed.find("same most probable token"), printed.rfind("same most probable token")) << printed;
+    found.push_back(nlohmann::json::parse(text_of(f.path() / "kl.json")));
+  }
+  EXPECT_GT(found[0]["mean_kl"].get<double>(), 1e-6);
+  for (const char* key : {"mean_kl", "largest_kl", "nats_per_token", "tokens_scored"}) {
+    EXPECT_EQ(found[0][key], found[1][key]) << key;
+  }
+}
+
 TEST(MpiDecode, GeneratesTheTextOfThreadsWithPrefillApart) {
   if (!can_start_mpirun()) GTEST_SKIP() << "no MPI in this build, or no mpirun on this machine";
   const ModelFolder f;
