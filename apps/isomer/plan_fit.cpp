@@ -111,7 +111,7 @@ void run(const Options& options) {
     invalid_argument("plan fit: no operation has {} rows of one kind to fit to", kFewestRows);
   }
   description.erase("curves_from");
-  if (!options.table.empty()) description["name"] = std::filesystem::path(options.out).stem().string();
+  if (!options.table.empty()) description["name"] = printable(std::filesystem::path(options.out).stem().string(), 90);
   const std::string text = hardware_text(with_curves(description, curves, fit_json(inputs.data)));
   parse_hardware(parse_json(text, options.out), options.out);  // what is written must load again
   write_output_file("--out", options.out, text);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/quantity_text.h"
 #include "plan/explain.h"
 
 namespace isomer {
@@ -39,15 +40,15 @@ void refuse_memory(const DecodePlan& plan) {
   }
   const double capacity =
       o.problem.memory_limit_bytes > 0 ? o.problem.memory_limit_bytes : plan.assumed.memory_capacity_bytes;
+  const DecodeMemory& m = least->memory;
   invalid_argument(
-      "nothing fits: memory binds. {} with {} tokens a sequence on up to {} devices of {:.1f} GB: the layout that "
-      "needs "
-      "least, {} at batch {}, takes {:.1f} GB a device (weights {:.1f}, cache {:.1f}, workspace {:.1f}, reserved "
-      "{:.1f}); "
-      "give it more devices, a narrower precision or a shorter context",
-      o.problem.config.name, o.problem.context, o.search.max_devices, capacity / 1e9, to_string(least->layout),
-      least->batch, least->memory.total() / 1e9, least->memory.weights / 1e9, least->memory.cache / 1e9,
-      least->memory.workspace / 1e9, least->memory.reserved / 1e9);
+      "nothing fits: memory binds. {} with {} tokens a sequence on up to {} devices of {}: the layout that needs "
+      "least, "
+      "{} at batch {}, takes {} a device (weights {}, cache {}, workspace {}, reserved {}); give it more devices, a "
+      "narrower precision or a shorter context",
+      o.problem.config.name, o.problem.context, o.search.max_devices, format_bytes(capacity), to_string(least->layout),
+      least->batch, format_bytes(m.total()), format_bytes(m.weights), format_bytes(m.cache), format_bytes(m.workspace),
+      format_bytes(m.reserved));
 }
 
 void choose(DecodePlan& plan) {

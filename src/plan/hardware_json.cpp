@@ -115,6 +115,10 @@ Hardware parse_hardware(const json& object, const std::string& where) {
   reader.integer("schema_version", kHardwareSchemaVersion, kHardwareSchemaVersion);
   Hardware hardware;
   hardware.name = reader.plain_text("name");
+  constexpr std::size_t kMaxName = 100;
+  if (hardware.name.empty() || hardware.name.size() > kMaxName) {
+    reader.wrong("name", fmt::format("1 to {} bytes of text", kMaxName));
+  }
   hardware.description = reader.plain_text_or("description", "");
   read_memory(reader.value("memory"), where, hardware);
   read_rates(reader.value("flops_per_s"), where, hardware);
