@@ -185,6 +185,11 @@ void print_report(const DecodeCompareReport& report) {
   fmt::print("{}\n{}", title_of(report), table.text());
   for (const DecodeLayoutReport& l : report.layouts) {
     if (!l.note.empty()) fmt::print("{}: {}\n", l.layout, l.note);
+    if (l.bytes_uniform > 0) {
+      fmt::print("{}: rows go to the experts that {}; uniform routing would send {} on average\n", l.layout,
+                 dry ? "uniform draws choose" : "the router chose in the last step",
+                 format_bytes(l.bytes_uniform / static_cast<double>(report.options.workload.batch)));
+    }
   }
   std::map<std::string, std::vector<std::string>> by_reason;
   for (const auto& [layout, reason] : report.omitted) by_reason[reason].push_back(layout);

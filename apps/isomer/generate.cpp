@@ -28,7 +28,7 @@ struct GenerateArguments {
   std::string model, tokenizer, layout = "tp:1", prefill_layout, prefill_ranks = "own";
   std::string backend = "threads", dtype = "f32", cache_dtype, json_file;
   std::string seed = "0", tokens = "100", cache_tokens, prefill_chunk = "512";
-  double temperature = 0, top_p = 1;
+  double temperature = 0, top_p = 1, timeout_s = 600;
   std::optional<std::string> system;
   bool greedy = false, ignore_eos = false, chat = false;
   int ranks = 0, threads = 0;
@@ -127,6 +127,7 @@ Prepared prepare(const GenerateArguments& a) {
     invalid_argument("--ranks {}: the layout {} has {}", a.ranks, a.layout, group.num_ranks);
   }
   group.threads_per_rank = a.threads;
+  group.timeout_s = a.timeout_s;
   return {std::move(model), std::move(tokenizer), std::move(engine), std::move(separated), group, std::move(requests)};
 }
 
@@ -275,6 +276,9 @@ void add_generate(CLI::App& app, const CommandLine& command_line, int& exit_code
   command->add_option("--cache-tokens", a->cache_tokens, "room in the cache; default: what is needed");
   command->add_option("--prefill-chunk", a->prefill_chunk, "tokens of a prompt at once")->capture_default_str();
   command->add_option("--tokenizer", a->tokenizer, "tokenizer.json or its directory; default: the model's");
+  command->add_option("--timeout", a->timeout_s, "seconds without a sign of life after which a rank has stalled")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str();
   command->add_option("--threads", a->threads, "a rank; default: a share of the cores")->check(CLI::Range(0, 1024));
   command->add_option("--json", a->json_file, "write texts, ids and times as JSON");
   command->callback([a, command_line, &exit_code] { exit_code = run_generate(*a, command_line); });

@@ -71,27 +71,34 @@ std::int64_t KvCache::pages_of(int slice, std::int64_t length) const {
   return ceil_div(options_.shards.count(slice, length), options_.page_tokens);
 }
 
+void KvCache::check_room(std::span<const Growth> growth, int owner, int slice) const {
+  std::int64_t used = 0, more = 0;
+  for (const auto& [id, sequence] : sequences_) {
+    if (id % options_.num_owners == owner) used += pages_of(slice, sequence.length);
+  }
+  for (const Growth& g : growth) {
+    const std::int64_t length = find(g.sequence).length;
+    if (g.sequence % options_.num_owners == owner) more += pages_of(slice, length + g.tokens) - pages_of(slice, length);
+  }
+  if (used + more <= options_.num_pages) return;
+  std::int64_t tokens = 0, held = 0;
+  for (const Growth& g : growth) tokens += g.tokens;
+  for (const auto& [id, sequence] : sequences_) held += sequence.length;
+  invalid_argument(
+      "the cache is too small: {} more tokens beside {} in it need {} pages of {} tokens on slice {} of {}, there "
+      "are {} pages; give it more tokens or ask for less",
+      tokens, held, used + more, options_.page_tokens, slice, options_.shards.num_slices, options_.num_pages);
+}
+
 void KvCache::grow(std::span<const Growth> growth) {
-  // Every slice, not this one alone: all ranks must come to the same end.
-  for (int slice = 0; slice < options_.shards.num_slices; ++slice) {
-    std::int64_t used = 0, more = 0;
-    for (const auto& [id, sequence] : sequences_) used += pages_of(slice, sequence.length);
-    for (const Growth& g : growth) {
-      const std::int64_t length = find(g.sequence).length;
-      more += pages_of(slice, length + g.tokens) - pages_of(slice, length);
-    }
-    if (used + more <= options_.num_pages) continue;
-    std::int64_t tokens = 0, held = 0;
-    for (const Growth& g : growth) tokens += g.tokens;
-    for (const auto& [id, sequence] : sequences_) held += sequence.length;
-    invalid_argument(
-        "the cache is too small: {} more tokens beside {} in it need {} pages of {} tokens on slice {} of {}, there "
-        "are {} pages; give it more tokens or ask for less",
-        tokens, held, used + more, options_.page_tokens, slice, options_.shards.num_slices, options_.num_pages);
+  // Every owner and slice, not this one alone: all ranks must come to the same end.
+  for (int owner = 0; owner < options_.num_owners; ++owner) {
+    for (int slice = 0; slice < options_.shards.num_slices; ++slice) check_room(growth, owner, slice);
   }
   for (const Growth& g : growth) {
     Sequence& sequence = sequences_.at(g.sequence);
     sequence.length += g.tokens;
+    if (!owns(g.sequence)) continue;
     const std::int64_t pages = pages_of(options_.slice, sequence.length);
     while (static_cast<std::int64_t>(sequence.pages.size()) < pages) {
       sequence.pages.push_back(free_.back());

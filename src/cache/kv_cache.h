@@ -32,7 +32,8 @@ struct CacheOptions {
   std::int64_t page_tokens = 64;
   std::int64_t num_pages = 0;
   CacheShards shards;
-  int slice = 0;  // this rank's
+  int slice = 0;                  // this rank's
+  int num_owners = 1, owner = 0;  // data parallelism: sequence i is cached by owner i mod num_owners alone
 };
 
 /// Pages that `tokens` positions of one sequence take on the slice that has most of them.
@@ -50,6 +51,8 @@ class KvCache {
   int add_sequence();
   /// Gives its pages back. Where the rank's memory record poisons, they are filled with NaN.
   void remove_sequence(RankContext& ctx, int sequence);
+  /// Whether a sequence's rows are cached here, or by another owner.
+  bool owns(int sequence) const { return sequence % options_.num_owners == options_.owner; }
   /// Positions that a sequence has, on all slices together.
   std::int64_t length(int sequence) const { return find(sequence).length; }
 
@@ -88,6 +91,8 @@ class KvCache {
     std::vector<std::int64_t> pages;
   };
   const Sequence& find(int sequence) const;
+  /// Throws where an owner's pages on a slice don't suffice.
+  void check_room(std::span<const Growth> growth, int owner, int slice) const;
   /// Pages that `length` positions take on a slice.
   std::int64_t pages_of(int slice, std::int64_t length) const;
   void release(RankContext& ctx, Sequence& sequence, std::int64_t kept_pages);

@@ -154,24 +154,31 @@ void add_helix(const Step& s, DecodeTransfers& result) {
   result.add(s.output(s.shards.group(), s.device));
 }
 
-/// Tokens of their own on every group, experts or columns of the FFN over all devices.
-void add_data_parallel_ffn(const ModelConfig& c, const DecodeShards& s, bool moe, std::int64_t batch,
-                           DecodeTransfers& result) {
+/// Tokens of their own on every group, experts or columns of the FFN over all devices. How many rows come is said
+/// ahead, in four bytes to each device; they are counted with the dispatch.
+void add_data_parallel_ffn(const ModelConfig& c, const DecodeShards& s, bool moe, std::int64_t batch, int device,
+                           const RoutedRows* routed, DecodeTransfers& result) {
   const int n = s.devices();
-  const double hidden = real(batch * c.hidden_size), share = hidden / n;
+  const double width = real(c.hidden_size), hidden = real(batch) * width;
+  const double rows = part_of(batch, s.data_parallel, device / s.group()) / s.group(), share = rows * width;
   if (!moe || s.ep == 1) {
     result.add(all_gather("ffn gather", hidden, share, n));
     result.add(reduce_scatter("ffn scatter", hidden, share, n));
     return;
   }
-  const double visits = expected_other_devices(c.moe.n_routed_experts, c.moe.num_experts_per_tok, n);
-  for (const std::string_view name : {"dispatch", "combine"}) {
+  const double visits = rows * expected_other_devices(c.moe.n_routed_experts, c.moe.num_experts_per_tok, n);
+  const RoutedRows travelling = routed != nullptr ? *routed : RoutedRows{visits, visits};
+  const auto exchange = [&](std::string_view name, double sent, double counts) {
     result.add({.name = name,
                 .collective = DecodeCollective::all_to_all,
                 .devices = n,
-                .sent = share * visits,
-                .buffer = share * visits * n / (n - 1)});
-  }
+                .sent = sent * width,
+                .sent_f32 = counts,
+                .buffer = sent * width * n / (n - 1),
+                .buffer_f32 = counts * n / (n - 1)});
+  };
+  exchange("dispatch", travelling.sent, n - 1);
+  exchange("combine", travelling.received, 0);
   result.add(all_gather("group gather", share * s.group(), share, s.group()));
 }
 
@@ -213,11 +220,11 @@ DecodeTransfers decode_attention_transfers(const ModelConfig& config, const Deco
 }
 
 DecodeTransfers decode_ffn_transfers(const ModelConfig& config, const DecodeShards& shards, bool moe_layer,
-                                     std::int64_t batch, int device) {
+                                     std::int64_t batch, int device, const RoutedRows* routed) {
   DecodeTransfers result;
   const std::int64_t hidden = batch * config.hidden_size;
   if (shards.data_parallel > 1) {
-    add_data_parallel_ffn(config, shards, moe_layer, batch, result);
+    add_data_parallel_ffn(config, shards, moe_layer, batch, device, routed, result);
   } else if (shards.scheme == DecodeScheme::medha) {
     if (device / shards.tpa == 0) result.add(all_reduce("ffn all-reduce", hidden, shards.tpa, device));
   } else if (moe_layer && shards.gather_experts && shards.ep > 1) {
@@ -227,6 +234,20 @@ DecodeTransfers decode_ffn_transfers(const ModelConfig& config, const DecodeShar
     result.add(all_reduce("ffn all-reduce", hidden, shards.group(), device));
   }
   return result;
+}
+
+std::vector<std::int64_t> rows_by_device(std::span<const std::int32_t> experts, std::int64_t experts_per_token,
+                                         std::int64_t num_experts, int devices) {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(devices));
+  const auto per_token = static_cast<std::size_t>(experts_per_token);
+  for (std::size_t first = 0; first < experts.size(); first += per_token) {
+    std::vector<bool> visited(rows.size());
+    for (const std::int32_t expert : experts.subspan(first, per_token)) {
+      visited[static_cast<std::size_t>(expert * devices / num_experts)] = true;
+    }
+    for (std::size_t device = 0; device < rows.size(); ++device) rows[device] += visited[device] ? 1 : 0;
+  }
+  return rows;
 }
 
 double pipeline_elements(const ModelConfig& config, std::int64_t batch) { return real(batch * config.hidden_size); }

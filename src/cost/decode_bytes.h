@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include "model/config.h"
 
@@ -77,10 +79,22 @@ class DecodeTransfers {
 DecodeTransfers decode_attention_transfers(const ModelConfig& config, const DecodeShards& shards, std::int64_t batch,
                                            std::int64_t context, int device = 0);
 
-/// Exchanges of one layer's FFN. `batch`: new tokens of all groups together. Dispatched and combined tokens are those
-/// of uniform routing.
+/// Rows of one layer that go to experts on other devices (a row counts once for each) and that come from them, under
+/// data parallelism and one given routing.
+struct RoutedRows {
+  double sent = 0, received = 0;
+};
+
+/// Exchanges of one layer's FFN. `batch`: new tokens of all groups together, dealt to them as evenly as they go;
+/// `device`: index in its group, under data parallelism among all devices. Dispatched and combined tokens are those of
+/// `routed`, or without it what uniform routing sends on average.
 DecodeTransfers decode_ffn_transfers(const ModelConfig& config, const DecodeShards& shards, bool moe_layer,
-                                     std::int64_t batch, int device = 0);
+                                     std::int64_t batch, int device = 0, const RoutedRows* routed = nullptr);
+
+/// How many rows of `experts` [rows, experts_per_token] have an expert on each of `devices` devices, which have
+/// neighbouring experts, as many each.
+std::vector<std::int64_t> rows_by_device(std::span<const std::int32_t> experts, std::int64_t experts_per_token,
+                                         std::int64_t num_experts, int devices);
 
 /// Elements that cross a boundary of pipeline stages: the hidden state, once over the devices of a stage.
 double pipeline_elements(const ModelConfig& config, std::int64_t batch);

@@ -27,7 +27,7 @@ void check_sizes(int num_ranks, const EngineOptions& o, const ModelWeights& weig
   }
 }
 
-CacheOptions cache_options(const EngineOptions& o, DType weights, const Pipeline& pipeline) {
+CacheOptions cache_options(const EngineOptions& o, DType weights, const Pipeline& pipeline, int rank_of_world) {
   const RankCache mine = rank_cache_of(o.layout, o.config, pipeline.ranks_of_stage().rank());
   const IndexRange layers = pipeline.layers();
   CacheOptions cache{.num_layers = layers.count, .first_layer = layers.begin, .row = cache_row_shape(o.config, mine)};
@@ -35,6 +35,8 @@ CacheOptions cache_options(const EngineOptions& o, DType weights, const Pipeline
   cache.page_tokens = o.page_tokens;
   cache.shards = mine.shards;
   cache.slice = mine.slice;
+  cache.num_owners = o.layout.shards.data_parallel;
+  cache.owner = cache.num_owners > 1 ? rank_of_world : 0;
   cache.num_pages = pages_for(o.cache_tokens, o.page_tokens, cache.shards);
   return cache;
 }
@@ -44,9 +46,16 @@ CacheOptions cache_options(const EngineOptions& o, DType weights, const Pipeline
 std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
                               std::int64_t page_tokens) {
   const CacheShards shards = cache_shards_of(layout);
-  std::int64_t pages = 0;
-  for (const std::int64_t length : lengths) pages += pages_for(length, page_tokens, shards);
-  return pages * page_tokens * shards.num_slices;
+  const auto groups = static_cast<std::size_t>(layout.shards.data_parallel);
+  std::vector<std::int64_t> pages(groups);
+  for (std::size_t i = 0; i < lengths.size(); ++i) pages[i % groups] += pages_for(lengths[i], page_tokens, shards);
+  return *std::max_element(pages.begin(), pages.end()) * page_tokens * shards.num_slices;
+}
+
+void join_engine_splits(Communicator& comm, const EngineOptions& options) {
+  const DecodeLayout layout = complete_layout(options.layout, options.tpla.get());
+  const Pipeline pipeline(comm, layout, options.config);
+  make_step_scheme({pipeline.ranks_of_stage(), layout, options.config, options.tpla.get()});
 }
 
 Engine::Engine(RankContext& ctx, Communicator& comm, EngineOptions options, const ModelWeights& weights)
@@ -61,7 +70,7 @@ Engine::Engine(RankContext& ctx, Communicator& comm, EngineOptions options, cons
     if (layer < layers.begin || layer >= layers.end()) mine.layers[static_cast<std::size_t>(layer)] = {};
   }
   model_ = cut_model(options_.config, mine, *scheme_, pipeline_->ranks_of_stage().rank());
-  cache_ = std::make_unique<KvCache>(ctx, cache_options(options_, weights.norm.dtype(), *pipeline_));
+  cache_ = std::make_unique<KvCache>(ctx, cache_options(options_, weights.norm.dtype(), *pipeline_, comm.rank()));
 }
 
 void Engine::check(std::span<const Input> inputs) const {
@@ -91,18 +100,25 @@ Tensor Engine::through_layers(RankContext& ctx, std::span<const Input> inputs, s
   DecodeStep step{.explicit_form = explicit_form};
   std::vector<std::int32_t> ids;
   std::vector<IndexRange> positions;
+  const int groups = options_.layout.shards.data_parallel;
+  step.rows_of_group.resize(static_cast<std::size_t>(groups));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const auto count = static_cast<std::int64_t>(inputs[i].ids.size());
+    step.rows_of_group[static_cast<std::size_t>(inputs[i].sequence % groups)] += count;
+    if (!cache_->owns(inputs[i].sequence)) continue;
     positions.push_back({begins[i], count});
     step.sequences.push_back({inputs[i].sequence, step.num_rows, positions.back()});
     step.num_rows += count;
     ids.insert(ids.end(), inputs[i].ids.begin(), inputs[i].ids.end());
   }
   const ModelConfig& c = options_.config;
-  step.rope = make_rope_rows(ctx, c, model_.explicit_part.weights.norm.dtype(), 0, positions, 1,
-                             std::max(options_.cache_tokens, c.max_position_embeddings));
+  if (!ids.empty())
+    step.rope = make_rope_rows(ctx, c, model_.explicit_part.weights.norm.dtype(), 0, positions, 1,
+                               std::max(options_.cache_tokens, c.max_position_embeddings));
   Tensor x;
-  if (pipeline_->stage() > 0) {
+  if (ids.empty()) {
+    x = ctx.empty("no rows", MemoryClass::workspace, model_.explicit_part.weights.norm.dtype(), {0, c.hidden_size});
+  } else if (pipeline_->stage() > 0) {
     x = pipeline_->receive(ctx, step.num_rows, c.hidden_size, model_.explicit_part.weights.norm.dtype());
   } else {
     x = embedding_forward(ctx, c, model_.explicit_part.weights.embed_tokens, ids);
@@ -113,7 +129,37 @@ Tensor Engine::through_layers(RankContext& ctx, std::span<const Input> inputs, s
     x = scheme_->attention(ctx, block, x);
     x = scheme_->ffn(ctx, block, x);
   }
-  return x;
+  return groups == 1 ? x : of_all_groups(ctx, inputs, x);
+}
+
+Tensor Engine::of_all_groups(RankContext& ctx, std::span<const Input> inputs, const Tensor& x) const {
+  const PhaseScope phase(ctx, Phase::report);
+  const int groups = options_.layout.shards.data_parallel;
+  std::vector<std::int64_t> begin(static_cast<std::size_t>(groups) + 1), next;
+  for (const Input& input : inputs) {
+    begin[static_cast<std::size_t>(input.sequence % groups) + 1] += static_cast<std::int64_t>(input.ids.size());
+  }
+  for (std::size_t group = 1; group < begin.size(); ++group) begin[group] += begin[group - 1];
+  const auto make = [&](std::string_view name) {
+    return ctx.empty(name, MemoryClass::communication, x.dtype(), {begin.back(), x.size(1)});
+  };
+  const Tensor by_group = make("x by groups");
+  Tensor all = make("x of all groups");
+  std::vector<Tensor> receive;
+  for (std::size_t group = 0; group + 1 < begin.size(); ++group) {
+    receive.push_back(by_group.slice(0, begin[group], begin[group + 1] - begin[group]));
+  }
+  comm_.all_gather("x of all groups", x, receive);
+  next = begin;
+  std::int64_t row = 0;
+  for (const Input& input : inputs) {
+    const auto count = static_cast<std::int64_t>(input.ids.size());
+    std::int64_t& from = next[static_cast<std::size_t>(input.sequence % groups)];
+    copy(ctx, "order of inputs", by_group.slice(0, from, count), all.slice(0, row, count));
+    from += count;
+    row += count;
+  }
+  return all;
 }
 
 Tensor Engine::forward(RankContext& ctx, std::span<const Input> inputs, std::span<const std::int64_t> begins,
@@ -125,8 +171,8 @@ Tensor Engine::forward(RankContext& ctx, std::span<const Input> inputs, std::spa
   const std::int64_t parts = std::min<std::int64_t>(pipeline_->num_stages(), count);
   std::int64_t rows = 0, row = 0;
   for (const Input& input : inputs) rows += static_cast<std::int64_t>(input.ids.size());
-  const Tensor all = ctx.empty("x of the last stage", MemoryClass::workspace, model_.explicit_part.weights.norm.dtype(),
-                               {rows, options_.config.hidden_size});
+  Tensor all = ctx.empty("x of the last stage", MemoryClass::workspace, model_.explicit_part.weights.norm.dtype(),
+                         {rows, options_.config.hidden_size});
   std::vector<Work> works;
   for (std::int64_t part = 0; part < parts; ++part) {
     const IndexRange range = balanced_part(count, parts, part);
@@ -162,7 +208,7 @@ Tensor Engine::prefill(RankContext& ctx, int sequence, std::span<const std::int3
     begin += length;
     done += length;
     if (rows == LogitRows::all) {
-      const Tensor part = logits(ctx, x);
+      Tensor part = logits(ctx, x);
       if (length == count) return part;
       if (!all) all = ctx.empty("logits of a prompt", MemoryClass::workspace, part.dtype(), {count, part.size(1)});
       copy(ctx, "collect logits", part, all.slice(0, done - length, length));

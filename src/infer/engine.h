@@ -23,9 +23,14 @@ struct EngineOptions {
   std::int64_t prefill_chunk = 512;  // tokens of a prompt that pass through the model at once
 };
 
-/// Tokens that `cache_tokens` must be for sequences of these lengths to stand in the cache together.
+/// Tokens that `cache_tokens` must be for sequences of these lengths to stand in the cache together. Under data
+/// parallelism sequence i is on rank i mod N, and it is the most that one rank has.
 std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
                               std::int64_t page_tokens);
+
+/// Collective: takes part in the splits that the engines of the other ranks make, and has none itself: a rank of a dry
+/// run that is not traced.
+void join_engine_splits(Communicator& comm, const EngineOptions& options);
 
 /// Whose logits a prefill gives.
 enum class LogitRows : std::uint8_t { last, all };
@@ -73,6 +78,8 @@ class Engine {
   /// Some of the step's sequences through this stage's layers; `x` as the last of them leaves it.
   Tensor through_layers(RankContext& ctx, std::span<const Input> inputs, std::span<const std::int64_t> begins,
                         bool explicit_form);
+  /// Data parallelism: own rows [own, D] → those of all ranks, [Σ ids, D], in the order of inputs.
+  Tensor of_all_groups(RankContext& ctx, std::span<const Input> inputs, const Tensor& x) const;
   Tensor logits(RankContext& ctx, const Tensor& x) const;
 
   Communicator& comm_;

@@ -17,12 +17,12 @@ std::int64_t length_of(const TextRequest& r) {
 void check_room(const EngineOptions& o, const std::vector<TextRequest>& requests, std::int64_t free_pages) {
   const CacheShards shards = cache_shards_of(o.layout);
   std::vector<std::int64_t> lengths;
-  std::int64_t pages = 0, tokens = 0;
+  std::int64_t tokens = 0;
   for (const TextRequest& r : requests) {
     lengths.push_back(length_of(r));
     tokens += lengths.back();
-    pages += pages_for(lengths.back(), o.page_tokens, shards);
   }
+  const std::int64_t pages = cache_tokens_for(lengths, o.layout, o.page_tokens) / shards.num_slices / o.page_tokens;
   if (pages <= free_pages) return;
   invalid_argument(
       "the cache is too small: {} tokens of {} sequences need {} pages of {} tokens, {} are free: give it at least {} "
@@ -110,6 +110,12 @@ std::int32_t first_token(RankContext& ctx, Engine& engine, int sequence, const T
 
 void check_requests(const EngineOptions& options, const std::vector<TextRequest>& requests) {
   const ModelConfig& c = options.config;
+  if (const int groups = options.layout.shards.data_parallel; groups > std::ssize(requests)) {
+    invalid_argument(
+        "layout '{}' gives every one of {} ranks sequences of its own, {} would leave {} without: give at least {}, or "
+        "take a layout that shares a sequence (tp, kvp, helix)",
+        to_string(options.layout), groups, requests.size(), groups - std::ssize(requests), groups);
+  }
   for (const TextRequest& r : requests) {
     check_sampling(r.sampling);
     if (r.prompt.empty()) invalid_argument("the prompt is empty: give at least one token of text");

@@ -32,7 +32,7 @@ struct Generated {
 };
 
 /// Throws std::invalid_argument for an empty prompt, max_new_tokens below 1, sampling that makes no sense, a context
-/// beyond the model's, a cache too small for all requests together.
+/// beyond the model's, a cache too small for all requests together, fewer requests than ranks that each have their own.
 void check_requests(const EngineOptions& options, const std::vector<TextRequest>& requests);
 
 /// Collective over the engine's ranks; every rank gets the same tokens. Throws as check_requests does before

@@ -242,6 +242,8 @@ std::string why_hand_over_unfit(const ModelConfig& config, const CacheGroup& fro
   for (const CacheGroup* group : {&from, &to}) {
     std::string reason = why_step_unfit(group->layout, config, tpla);
     if (group->layout.pp > 1) reason = "a cache whose layers lie on several stages is not handed over; leave out pp";
+    if (group->layout.shards.data_parallel > 1)
+      reason = "sequences of one rank alone are not handed over; leave out dp-ep";
     if (!reason.empty()) {
       return fmt::format("{} layout '{}': {}", group == &from ? "prefill" : "decode", to_string(group->layout), reason);
     }

@@ -76,6 +76,7 @@ void append_seeded_rows(RankContext& ctx, Engine& engine, std::span<const int> s
   engine.cache().grow(growth);
   if (ctx.dry_run()) return;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
+    if (!engine.cache().owns(sequences[i])) continue;
     const std::int64_t begin = engine.length(sequences[i]) - tokens;
     fill_sequence(ctx, engine, sequences[i], {begin, tokens}, seed + i);
   }

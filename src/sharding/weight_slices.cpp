@@ -92,6 +92,7 @@ std::optional<WeightSlice> slice_of_weight(const ModelConfig& config, std::strin
   }
   const bool by_rows = slot == "gate_proj" || slot == "up_proj";
   if (p.ffn_parts == 1 || (!by_rows && slot != "down_proj")) return std::nullopt;
+  if (p.whole_shared_experts && name.find("shared_experts.") != std::string_view::npos) return std::nullopt;
   const std::int64_t width = by_rows ? rows : columns;
   const int axis = by_rows ? 0 : 1;
   const auto expert = expert_of(name);

@@ -23,6 +23,7 @@ struct WeightSplit {
   bool split_kv_heads = true;         // grouped-query attention: only the KV heads of the rank's query heads, else all
   std::optional<HeadCut> heads;       // instead of those three, where parts may be uneven
   int ffn_parts = 1, ffn_part = 0;    // dense FFNs and shared experts, by intermediate width
+  bool whole_shared_experts = false;  // of them, shared experts whole on every rank
   /// EP: routed experts stand in groups of neighbours, one group a part; inside a group their width is cut over
   /// ffn_parts / expert_parts ranks (TPF), the inner axis of ffn_part.
   int expert_parts = 1;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "study/equal_ranks.h"
 
 namespace isomer {
 
@@ -101,15 +102,31 @@ void check_logits(const Expected& expected, std::int64_t vocabulary, DecodeLayou
   }
 }
 
+/// What went to other ranks' experts and came to the rank's own, of all layers.
+RoutedRows routed_rows_of(const DecodeRun& run, const DecodeMeasure& m) {
+  RoutedRows rows;
+  for (const DecodeMeasure& other : run.ranks) {
+    if (other.rank == m.rank) continue;
+    rows.sent += static_cast<double>(m.routed_rows.at(static_cast<std::size_t>(other.rank)));
+    rows.received += static_cast<double>(other.routed_rows.at(static_cast<std::size_t>(m.rank)));
+  }
+  return rows;
+}
+
 void check_accounts(const DecodeWorkload& w, const DecodeLayout& layout, DecodeLayoutReport& report) {
   report.bytes_agree = !report.run.ranks.empty();
+  const bool routed = is_routed(layout);
   for (const DecodeMeasure& m : report.run.ranks) {
-    const auto closed = static_cast<std::int64_t>(
-        std::llround(decode_step_bytes(w.config, layout, m.rank, w.batch, w.context + w.tokens, size_of(w.dtype))));
+    const auto closed = [&](const RoutedRows* rows) {
+      return decode_step_bytes(w.config, layout, m.rank, w.batch, w.context + w.tokens, size_of(w.dtype), rows);
+    };
+    const RoutedRows rows = routed ? routed_rows_of(report.run, m) : RoutedRows{};
+    const auto predicted = static_cast<std::int64_t>(std::llround(closed(routed ? &rows : nullptr)));
     report.cache_bytes = std::max(report.cache_bytes, m.cache_bytes);
     report.bytes_sent = std::max(report.bytes_sent, m.bytes_sent());
-    report.bytes_predicted = std::max(report.bytes_predicted, closed);
-    report.bytes_agree = report.bytes_agree && m.bytes_sent() == closed;
+    report.bytes_predicted = std::max(report.bytes_predicted, predicted);
+    report.bytes_agree = report.bytes_agree && m.bytes_sent() == predicted;
+    if (routed) report.bytes_uniform = std::max(report.bytes_uniform, closed(nullptr));
   }
 }
 
@@ -133,16 +150,23 @@ std::vector<LayerKind> layer_kinds(const ModelConfig& config) {
   return kinds;
 }
 
+/// Of ranks that do the same, one is traced.
+DecodeRunOptions dry_options(const DecodeCompareOptions& options, const DecodeLayout& layout, const DecodeWorkload& w) {
+  DecodeRunOptions run{.group = options.group, .layout = layout, .read = first_tokens(w)};
+  run.group.backend = Backend::threads;
+  run.group.dry_run = true;
+  run.equal_ranks = equal_ranks(w.config, layout, w.batch, w.context + w.tokens);
+  return run;
+}
+
 /// All layers, for pipelines, whose ranks have different ones.
 DecodeRun dry_run_of_all_layers(const DecodeCompareOptions& options, const DecodeLayout& layout) {
   DecodeWorkload last = options.workload;
   last.prompts.clear();
   last.context += last.tokens - 1;
   last.tokens = 1;
-  DecodeRunOptions run_options{.group = options.group, .layout = layout, .read = first_tokens(last)};
-  run_options.group.backend = Backend::threads;
-  run_options.group.dry_run = true;
-  return run_decode(last, initial_model_weights(last.config, 1, last.dtype, 0.02, true), run_options);
+  return run_decode(last, initial_model_weights(last.config, 1, last.dtype, 0.02, true),
+                    dry_options(options, layout, last));
 }
 
 /// One layer of each kind, counted for all.
@@ -156,10 +180,7 @@ DecodeRun dry_run_of(const DecodeCompareOptions& options, const std::vector<Laye
     one.prompts.clear();
     one.context += one.tokens - 1;  // the last step alone, at its context
     one.tokens = 1;
-    DecodeRunOptions run_options{.group = options.group, .layout = layout, .read = first_tokens(one)};
-    run_options.group.backend = Backend::threads;
-    run_options.group.dry_run = true;
-    const DecodeRun run = run_decode(one, weights[kind], run_options);
+    const DecodeRun run = run_decode(one, weights[kind], dry_options(options, layout, one));
     all.ranks.resize(run.ranks.size());
     for (std::size_t rank = 0; rank < run.ranks.size(); ++rank) {
       DecodeMeasure& sum = all.ranks[rank];
@@ -168,6 +189,10 @@ DecodeRun dry_run_of(const DecodeCompareOptions& options, const std::vector<Laye
       sum.cache_bytes += kinds[kind].count * m.cache_bytes;
       sum.messages += kinds[kind].count * m.messages;
       for (const auto& [name, bytes] : m.bytes_by_name) sum.bytes_by_name[name] += kinds[kind].count * bytes;
+      sum.routed_rows.resize(std::max(sum.routed_rows.size(), m.routed_rows.size()));
+      for (std::size_t to = 0; to < m.routed_rows.size(); ++to) {
+        sum.routed_rows[to] += kinds[kind].count * m.routed_rows[to];
+      }
     }
   }
   return all;
@@ -209,6 +234,10 @@ std::string why_omitted(const DecodeLayout& layout, const DecodeCompareOptions& 
     return fmt::format("{} sequences are fewer than the pipeline's {} stages, some of which would idle",
                        o.workload.batch, layout.pp);
   }
+  if (layout.shards.data_parallel > o.workload.batch) {
+    return fmt::format("{} sequences are fewer than the {} ranks, some of which would have none", o.workload.batch,
+                       layout.shards.data_parallel);
+  }
   return why_step_unfit(layout, o.workload.config, o.workload.tpla.get());
 }
 
@@ -223,22 +252,28 @@ bool DecodeCompareReport::good() const {
 }
 
 double decode_step_bytes(const ModelConfig& c, const DecodeLayout& layout, int rank, std::int64_t batch,
-                         std::int64_t context, std::int64_t element_bytes) {
+                         std::int64_t context, std::int64_t element_bytes, const RoutedRows* routed) {
   const auto element = static_cast<double>(element_bytes);
+  const DecodeShards& s = layout.shards;
   const int stage = rank / layout.stage_devices(), place = rank % layout.stage_devices();
   const IndexRange layers = balanced_part(c.num_hidden_layers, layout.pp, stage);
+  const std::int64_t dense = c.moe.n_routed_experts > 0 ? c.moe.first_k_dense_replace : c.num_hidden_layers;
+  const std::int64_t dense_here = std::clamp<std::int64_t>(dense - layers.begin, 0, layers.count);
   double bytes = stage + 1 < layout.pp ? pipeline_elements(c, batch) * element : 0;
   // The batch passes in parts, so that shares of a sum may round otherwise than those of the whole.
   const std::int64_t parts = std::min<std::int64_t>(layout.pp, batch);
   for (std::int64_t part = 0; part < parts; ++part) {
     const std::int64_t rows = balanced_part(batch, parts, part).count;
-    const double attention = decode_attention_transfers(c, layout.shards, rows, context, place).bytes_sent(element);
+    const std::int64_t group_rows = balanced_part(rows, s.data_parallel, place / s.group()).count;
+    const double attention =
+        decode_attention_transfers(c, s, group_rows, context, place % s.group()).bytes_sent(element);
     for (const bool moe : {false, true}) {
-      const std::int64_t dense = c.moe.n_routed_experts > 0 ? c.moe.first_k_dense_replace : c.num_hidden_layers;
-      const std::int64_t dense_here = std::clamp<std::int64_t>(dense - layers.begin, 0, layers.count);
       const auto count = static_cast<double>(moe ? layers.count - dense_here : dense_here);
       if (count == 0) continue;
-      bytes += count * (attention + decode_ffn_transfers(c, layout.shards, moe, rows, place).bytes_sent(element));
+      RoutedRows of_layer;
+      if (routed != nullptr) of_layer = {routed->sent / count, routed->received / count};
+      const auto ffn = decode_ffn_transfers(c, s, moe, rows, place, routed != nullptr ? &of_layer : nullptr);
+      bytes += count * (attention + ffn.bytes_sent(element));
     }
   }
   return bytes;
@@ -263,9 +298,8 @@ std::vector<std::string> all_decode_layouts(const ModelConfig& config, int p) {
     const std::string helix = fmt::format("helix:kvp={},tpa={}", p / tpa, tpa);
     layouts.push_back(fmt::format("{},tpf={},ep=1", helix, p));
     if (tpa > 1 || p == 1) continue;
-    for (int ep = 2; moe && ep <= p; ep *= (ep == 2 && p > 2 ? p / 2 : 2)) {
-      if (p % ep == 0) layouts.push_back(fmt::format("{},tpf={},ep={}", helix, p / ep, ep));
-    }
+    if (moe && p > 2 && p % 2 == 0) layouts.push_back(fmt::format("{},tpf={},ep=2", helix, p / 2));
+    if (moe) layouts.push_back(fmt::format("{},tpf=1,ep={}", helix, p));
     layouts.push_back(fmt::format("{},tpf={},ep=1,q=gather", helix, p));
     if (latent) layouts.push_back(fmt::format("{},tpf={},ep=1,wuv=before", helix, p));
     layouts.push_back(fmt::format("{},tpf={},ep=1,hopb=off", helix, p));

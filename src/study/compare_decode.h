@@ -24,6 +24,7 @@ struct DecodeLayoutReport {
   DecodeRun run;                                     // logits dropped
   std::int64_t cache_bytes = 0;                      // of the rank that has most
   std::int64_t bytes_sent = 0, bytes_predicted = 0;  // a step, by the rank that sends most; by the closed form
+  double bytes_uniform = 0;                          // where rows travel to experts: on average, uniform routing
   bool bytes_agree = false;                          // on every rank
   double max_logit_error = 0, bound = 0;             // against float64; its bound (design contract 10)
   std::int64_t first_different_token = -1;           // step whose greedy token is another than float64's; −1: none
@@ -48,12 +49,13 @@ struct DecodeCompareReport {
 /// Every family and its variants on so many ranks, whether they fit or not.
 std::vector<std::string> all_decode_layouts(const ModelConfig& config, int num_ranks);
 
-/// Bytes that a rank sends in one step by the closed forms (cost/decode_bytes.h), all layers of its stage.
+/// Bytes that a rank sends in one step by the closed forms (cost/decode_bytes.h), all layers of its stage. `routed`: of
+/// all its layers together; without it, where rows travel to experts, uniform routing's average.
 double decode_step_bytes(const ModelConfig& config, const DecodeLayout& layout, int rank, std::int64_t batch,
-                         std::int64_t context, std::int64_t element_bytes);
+                         std::int64_t context, std::int64_t element_bytes, const RoutedRows* routed = nullptr);
 
-/// Runs all layouts. A dry run traces one layer of each kind and counts it for all of them. Under MPI only rank 0's
-/// report is complete.
+/// Runs all layouts. A dry run traces one layer of each kind on one of the ranks that do the same, and counts it for
+/// all of them. Under MPI only rank 0's report is complete.
 DecodeCompareReport compare_decode(const DecodeCompareOptions& options, const ModelWeights& weights,
                                    const std::function<void(const std::string&)>& progress);
 

@@ -33,6 +33,8 @@ nlohmann::json layout_json(const DecodeLayoutReport& l, std::int64_t batch) {
           {"cache_bytes_per_rank", l.cache_bytes},
           {"bytes_sent_per_rank_per_token", per_token(l.bytes_sent)},
           {"bytes_predicted_per_rank_per_token", per_token(l.bytes_predicted)},
+          {"bytes_uniform_routing_per_rank_per_token",
+           l.bytes_uniform > 0 ? nlohmann::json(l.bytes_uniform / static_cast<double>(batch)) : nlohmann::json()},
           {"bytes_by_collective_per_token", by_collective},
           {"bytes_agree", l.bytes_agree},
           {"messages_per_token", per_token(busiest.messages)},

@@ -60,10 +60,7 @@ class DecodeRank {
       const bool last = step == w_.tokens - 1;
       ctx_.ledger().clear();
       ctx_.ops().clear();
-      if (last && o_.dump && !ctx_.dry_run()) {
-        ctx_.set_observer(
-            [this](std::string_view name, const Tensor& t) { o_.dump(ctx_.rank(), std::string(name), t); });
-      }
+      if (last && !ctx_.dry_run()) observe(m);
       ctx_.comm().barrier();
       const double begin = now(), waited_before = waited();
       const std::vector<double> logits = decode(read);
@@ -79,6 +76,7 @@ class DecodeRank {
     }
     std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
     m.seconds = times[times.size() / 2];
+    if (ctx_.dry_run()) enter_dry_routing(m);
     account(m);
     return m;
   }
@@ -111,6 +109,32 @@ class DecodeRank {
     return tokens;
   }
 
+  /// Own rows that `experts` [rows · experts a token] sends to each rank.
+  void enter_routing(DecodeMeasure& m, std::span<const std::int32_t> experts) const {
+    const MoeConfig& moe = w_.config.moe;
+    const auto rows = rows_by_device(experts, moe.num_experts_per_tok, moe.n_routed_experts, o_.layout.devices());
+    m.routed_rows.resize(rows.size());
+    for (std::size_t rank = 0; rank < rows.size(); ++rank) m.routed_rows[rank] += rows[rank];
+  }
+  void enter_dry_routing(DecodeMeasure& m) const {
+    const ModelConfig& c = w_.config;
+    if (!is_routed(o_.layout)) return;
+    const std::int64_t rows = balanced_part(w_.batch, o_.layout.devices(), ctx_.rank()).count;
+    for (std::int64_t layer = c.moe.first_k_dense_replace; layer < c.num_hidden_layers; ++layer) {
+      enter_routing(m, dry_routing(c, layer, ctx_.rank(), rows).experts);
+    }
+  }
+  void observe(DecodeMeasure& m) {
+    const bool routed = is_routed(o_.layout);
+    if (!routed && !o_.dump) return;
+    ctx_.set_observer([this, routed, &m](std::string_view name, const Tensor& t) {
+      if (routed && name.ends_with(".experts")) {
+        enter_routing(m, std::vector<std::int32_t>(t.data<float>(), t.data<float>() + t.numel()));
+      }
+      if (o_.dump) o_.dump(ctx_.rank(), std::string(name), t);
+    });
+  }
+
   void account(DecodeMeasure& m) const {
     for (const LedgerEntry& entry : ctx_.ledger().entries()) {
       if (entry.phase != Phase::forward) continue;
@@ -132,8 +156,14 @@ class DecodeRank {
 };
 
 nlohmann::json to_json(const DecodeMeasure& m) {
-  return {{"rank", m.rank},       {"cache", m.cache_bytes},       {"bytes", m.bytes_by_name},  {"messages", m.messages},
-          {"seconds", m.seconds}, {"waiting", m.seconds_waiting}, {"parts", m.seconds_by_part}};
+  return {{"rank", m.rank},
+          {"cache", m.cache_bytes},
+          {"bytes", m.bytes_by_name},
+          {"messages", m.messages},
+          {"routed", m.routed_rows},
+          {"seconds", m.seconds},
+          {"waiting", m.seconds_waiting},
+          {"parts", m.seconds_by_part}};
 }
 
 DecodeMeasure measure_from(const nlohmann::json& json) {
@@ -141,12 +171,27 @@ DecodeMeasure measure_from(const nlohmann::json& json) {
           .cache_bytes = json.at("cache"),
           .bytes_by_name = json.at("bytes").get<std::map<std::string, std::int64_t>>(),
           .messages = json.at("messages"),
+          .routed_rows = json.at("routed").get<std::vector<std::int64_t>>(),
           .seconds = json.at("seconds"),
           .seconds_waiting = json.at("waiting"),
           .seconds_by_part = json.at("parts").get<std::map<std::string, double>>()};
 }
 
+/// The measures of traced ranks, for those that do the same.
+std::vector<DecodeMeasure> of_all_ranks(const std::vector<DecodeMeasure>& traced, const std::vector<int>& equal) {
+  std::vector<DecodeMeasure> all;
+  for (const int like : equal) {
+    const auto found = std::find_if(traced.begin(), traced.end(), [&](const auto& m) { return m.rank == like; });
+    ISOMER_CHECK(found != traced.end(), "rank {} was not traced", like);
+    all.push_back(*found);
+    all.back().rank = static_cast<int>(all.size()) - 1;
+  }
+  return all;
+}
+
 }  // namespace
+
+bool is_routed(const DecodeLayout& layout) { return layout.shards.data_parallel > 1 && layout.shards.ep > 1; }
 
 std::string_view decode_part_of(std::string_view name) {
   struct Part {
@@ -193,7 +238,14 @@ const DecodeMeasure& DecodeRun::busiest() const {
 DecodeRun run_decode(const DecodeWorkload& workload, const ModelWeights& weights, const DecodeRunOptions& options) {
   DecodeRun run;
   run.virtual_clock = clock_is_virtual(options.group);
+  const auto is_traced = [&](int rank) {
+    return options.equal_ranks.empty() || options.equal_ranks.at(static_cast<std::size_t>(rank)) == rank;
+  };
   run_group(options.group, [&](RankContext& ctx) {
+    if (!is_traced(ctx.rank())) {
+      join_engine_splits(ctx.comm(), engine_options(workload, options.layout, true));
+      return;
+    }
     DecodeRun elsewhere;  // ranks other than 0 keep nothing
     DecodeRun& results = ctx.rank() == 0 ? run : elsewhere;
     const DecodeMeasure measure = DecodeRank(ctx, workload, weights, options).measure(results);
@@ -206,6 +258,7 @@ DecodeRun run_decode(const DecodeWorkload& workload, const ModelWeights& weights
     }
   });
   std::sort(run.ranks.begin(), run.ranks.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  if (!options.equal_ranks.empty()) run.ranks = of_all_ranks(run.ranks, options.equal_ranks);
   return run;
 }
 

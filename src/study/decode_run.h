@@ -31,6 +31,8 @@ struct DecodeMeasure {
   std::int64_t cache_bytes = 0;                       // allocated: whole pages
   std::map<std::string, std::int64_t> bytes_by_name;  // sent, "all_to_all partial o and lse"
   std::int64_t messages = 0;
+  /// Where rows travel to their experts (dp-ep): own rows that went to each rank's, of all layers.
+  std::vector<std::int64_t> routed_rows;
   double seconds = 0;                             // the median step's, on the run's clock
   double seconds_waiting = 0;                     // in collectives: peers and link, as far as nothing covers it
   std::map<std::string, double> seconds_by_part;  // attention, exchange, projections, ffn, router, other: of kernels
@@ -52,10 +54,15 @@ struct DecodeRunOptions {
   DecodeLayout layout;
   /// Tokens to read, a step each; step 0 alone: each further step reads what the one before chose.
   DecodeTokens read;
+  /// Of a dry run: by rank the lowest one that does the same (equal_ranks), which is traced for it. Empty: all are.
+  std::vector<int> equal_ranks;
   bool explicit_form = false;  // new tokens by prefill, one at a time: the yardstick
   /// Called at every rank with its intermediates in the last step.
   std::function<void(int rank, const std::string& name, const Tensor& tensor)> dump;
 };
+
+/// Whether rows travel to the experts that the router chooses, so that routing decides how many bytes are sent.
+bool is_routed(const DecodeLayout& layout);
 
 /// The part of a step that an operation belongs to, by its name in the record.
 std::string_view decode_part_of(std::string_view operation);

@@ -121,11 +121,22 @@ TEST(DecodeBytes, DataParallelDispatchesToOtherDevices) {
   EXPECT_DOUBLE_EQ(expected_other_devices(8, 8, 4), 3);  // every expert of every device
   const DecodeShards dp{.data_parallel = 32, .ep = 32};
   EXPECT_EQ(attention_bytes(r1(), dp, 4), 0);
-  EXPECT_NEAR(ffn_bytes(r1(), dp, true, 128), 2 * 4 * expected_other_devices(256, 8, 32) * 7168 * 2, 1e-6);
+  // Four tokens there and back, and four bytes to 31 others that say how many come.
+  EXPECT_NEAR(ffn_bytes(r1(), dp, true, 128), 2 * 4 * expected_other_devices(256, 8, 32) * 7168 * 2 + 4 * 31, 1e-6);
   EXPECT_EQ(decode_cache_elements(r1(), dp), 576);
+  // Of a routing that is given: 3 rows out, 5 sums back.
+  const RoutedRows routed{3, 5};
+  EXPECT_EQ(decode_ffn_transfers(r1(), dp, true, 128, 0, &routed).bytes_sent(2), (3 + 5) * 7168 * 2 + 4 * 31);
+  const std::int32_t experts[] = {0, 1, 7, /**/ 2, 3, 0, /**/ 7, 6, 4};
+  EXPECT_EQ(rows_by_device(experts, 3, 8, 4), (std::vector<std::int64_t>{2, 1, 1, 2}));
+  EXPECT_EQ(rows_by_device({}, 3, 8, 4), (std::vector<std::int64_t>{0, 0, 0, 0}));
   // A dense FFN cut over all: AG and RS of 128·7168 elements over 32.
   const DecodeShards dense{.data_parallel = 32, .tpf = 32};
   EXPECT_EQ(ffn_bytes(r1(), dense, false, 128), 2.0 * 31 / 32 * 128 * 7168 * 2);
+  // 5 tokens over 2 devices: 3 and 2 of its own to the other, and the other's sums back.
+  const DecodeShards two{.data_parallel = 2, .tpf = 2};
+  EXPECT_EQ(ffn_bytes(r1(), two, false, 5, 0), (3 + 2) * 7168 * 2);
+  EXPECT_EQ(ffn_bytes(r1(), two, false, 5, 1), (2 + 3) * 7168 * 2);
 }
 
 TEST(DecodeBytes, UnevenShardsAddUpToEvenOnes) {

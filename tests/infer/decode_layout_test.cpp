@@ -64,6 +64,147 @@ TEST(DecodeLayouts, SendTheirClosedFormsRealAndDry) {
   }
 }
 
+/// One step of as many sequences as `tokens`, each with so many new ones, under dp-ep. By rank: bytes by tensor's name,
+/// and the rows of its own that visit each rank's experts, of all layers, as the router chose.
+struct DataParallelStep {
+  std::vector<std::map<std::string, std::int64_t>> bytes;
+  std::vector<std::vector<std::int64_t>> visits;
+
+  /// Rows that leave a rank for others' experts, and rows of others that come to its own.
+  RoutedRows routed(std::size_t rank) const {
+    RoutedRows rows;
+    for (std::size_t other = 0; other < visits.size(); ++other) {
+      if (other == rank) continue;
+      rows.sent += static_cast<double>(visits[rank][other]);
+      rows.received += static_cast<double>(visits[other][rank]);
+    }
+    return rows;
+  }
+};
+DataParallelStep data_parallel_step(const ModelConfig& config, const ModelWeights& weights, const std::string& layout,
+                                    const std::vector<std::int64_t>& tokens, bool dry) {
+  const DecodeLayout parsed = parse_decode_layout(layout, config);
+  const int ranks = parsed.devices();
+  const auto size = static_cast<std::size_t>(ranks);
+  DataParallelStep result{.bytes = std::vector<std::map<std::string, std::int64_t>>(size),
+                          .visits = std::vector(size, std::vector<std::int64_t>(size))};
+  run_group({.num_ranks = ranks, .threads_per_rank = 1, .dry_run = dry}, [&](RankContext& ctx) {
+    auto& visits = result.visits[static_cast<std::size_t>(ctx.rank())];
+    const auto enter = [&](const std::vector<std::int32_t>& experts) {
+      const auto rows = rows_by_device(experts, config.moe.num_experts_per_tok, config.moe.n_routed_experts, ranks);
+      for (std::size_t rank = 0; rank < rows.size(); ++rank) visits[rank] += rows[rank];
+    };
+    Engine engine(ctx, {.config = config, .layout = parsed, .cache_tokens = 1024}, weights);
+    const Ids ids = some_ids(40);
+    std::vector<Engine::Input> inputs;
+    std::int64_t mine = 0;
+    for (std::size_t s = 0; s < tokens.size(); ++s) {
+      inputs.push_back({engine.add_sequence(), std::span(ids).subspan(3 * s, static_cast<std::size_t>(tokens[s]))});
+      if (engine.cache().owns(inputs.back().sequence)) mine += tokens[s];
+    }
+    ctx.ledger().clear();
+    ctx.set_observer([&](std::string_view name, const Tensor& t) {
+      if (name.ends_with(".experts")) enter({t.data<float>(), t.data<float>() + t.numel()});
+    });
+    engine.decode(ctx, inputs);
+    for (std::int64_t l = config.moe.first_k_dense_replace; dry && l < config.num_hidden_layers; ++l) {
+      enter(dry_routing(config, l, ctx.rank(), mine).experts);
+    }
+    for (const LedgerEntry& entry : ctx.ledger().entries()) {
+      if (entry.phase == Phase::forward && entry.group_size > 1) {
+        result.bytes[static_cast<std::size_t>(ctx.rank())][entry.tensor] += entry.bytes_sent;
+      }
+    }
+  });
+  return result;
+}
+
+// Rows go to the ranks of their experts and come back, once to a rank that has any, for sequences dealt evenly or not.
+TEST(DecodeLayouts, DataParallelSendsRowsToTheirExpertsAndBack) {
+  const ModelConfig config = latent_config();
+  const ModelWeights weights = noisy_weights(config, DType::f32);
+  const std::int64_t row = config.hidden_size * 4;
+  for (const std::vector<std::int64_t>& tokens : {std::vector<std::int64_t>{2, 2, 2, 2}, {1, 3, 1, 1, 2, 1}, {1, 2}}) {
+    for (const bool dry : {false, true}) {
+      const DataParallelStep step = data_parallel_step(config, weights, "dp-ep:4", tokens, dry);
+      std::vector<std::int64_t> own(4);
+      for (std::size_t s = 0; s < tokens.size(); ++s) own[s % 4] += tokens[s];
+      const std::int64_t all = own[0] + own[1] + own[2] + own[3];
+      double travelled = 0;
+      for (std::size_t rank = 0; rank < 4; ++rank) {
+        const RoutedRows rows = step.routed(rank);
+        const auto& bytes = step.bytes[rank];
+        EXPECT_EQ(static_cast<double>(bytes.at("dispatch")), rows.sent * static_cast<double>(row));
+        EXPECT_EQ(static_cast<double>(bytes.at("combine")), rows.received * static_cast<double>(row));
+        EXPECT_EQ(bytes.at("row counts"), 2 * 3 * 4);  // two layers of experts, one number a peer
+        // The dense layer: own rows to three ranks, partial sums of all others' rows back.
+        EXPECT_EQ(bytes.at("ffn rows"), 3 * own[rank] * row);
+        EXPECT_EQ(bytes.at("ffn output"), (all - own[rank]) * row);
+        EXPECT_EQ(bytes.size(), 5u);
+        travelled += rows.sent;
+      }
+      EXPECT_GT(travelled, 0);
+      EXPECT_LE(travelled, static_cast<double>(2 * all * 2));  // two experts a row and layer
+    }
+  }
+}
+
+TEST(DecodeLayouts, DataParallelSendsItsClosedForm) {
+  for (const auto& [config, layout] : std::vector<std::pair<ModelConfig, std::string>>{
+           {latent_config(), "dp-ep:4"}, {latent_config(), "dp-ep:2,tpf=2"}, {grouped_config(), "dp-ep:3"}}) {
+    const DecodeLayout parsed = parse_decode_layout(layout, config);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const ModelWeights weights = noisy_weights(config, dtype);
+      for (const bool dry : {false, true}) {
+        const DataParallelStep step = data_parallel_step(config, weights, layout, {1, 1, 1, 1, 1}, dry);
+        for (std::size_t rank = 0; rank < step.bytes.size(); ++rank) {
+          const RoutedRows rows = step.routed(rank);
+          const double moe_layers = config.moe.n_routed_experts > 0 ? 2 : 0;
+          const RoutedRows of_layer{rows.sent / 2, rows.received / 2};
+          const auto bytes_of = [&](bool moe) {
+            return decode_ffn_transfers(config, parsed.shards, moe, 5, static_cast<int>(rank), &of_layer)
+                .bytes_sent(static_cast<double>(size_of(dtype)));
+          };
+          double sent = 0;
+          for (const auto& [name, bytes] : step.bytes[rank]) sent += static_cast<double>(bytes);
+          EXPECT_DOUBLE_EQ(sent, (3 - moe_layers) * bytes_of(false) + moe_layers * bytes_of(true))
+              << config.name << " " << layout << " rank " << rank << (dry ? " dry" : "");
+        }
+      }
+    }
+  }
+}
+
+// A row's experts are chosen at its own rank, and again where it arrives, beside other rows: both must choose alike
+// even where experts are as close as float32 has them, or an expert is left out or counted twice.
+TEST(DecodeLayouts, DataParallelRanksChooseAlike) {
+  const ModelConfig config = latent_config();
+  const ModelWeights weights = noisy_weights(config, DType::f32);
+  for (std::size_t layer = 1; layer < 3; ++layer) {
+    float* gate = weights.layers[layer].moe.gate.data<float>();
+    for (std::int64_t e = 1; e < 8; ++e) {
+      for (std::int64_t i = 0; i < 40; ++i) {
+        gate[e * 40 + i] = gate[i] * static_cast<float>(1 + 1e-7 * noise(5, static_cast<std::uint64_t>(e * 40 + i)));
+      }
+    }
+    std::fill_n(weights.layers[layer].moe.e_score_correction_bias.data<float>(), 8, 0.0f);
+  }
+  std::vector<double> flops(4);
+  run_group({.num_ranks = 4, .threads_per_rank = 1}, [&](RankContext& ctx) {
+    Engine engine(ctx, {.config = config, .layout = parse_decode_layout("dp-ep:4", config), .cache_tokens = 1024},
+                  weights);
+    const Ids ids = some_ids(52);
+    std::vector<Engine::Input> inputs;
+    for (std::size_t s = 0; s < 4; ++s) inputs.push_back({engine.add_sequence(), std::span(ids).subspan(13 * s, 13)});
+    engine.decode(ctx, inputs);
+    for (const auto& [key, summary] : ctx.ops().summaries()) {
+      if (key.name == "experts up_proj") flops[static_cast<std::size_t>(ctx.rank())] += summary.cost.flops;
+    }
+  });
+  // 52 rows, two experts each, in two layers: products of 40 by 18.
+  EXPECT_EQ(flops[0] + flops[1] + flops[2] + flops[3], 52.0 * 2 * 2 * 2 * 40 * 18);
+}
+
 TEST(DecodeLayouts, CacheWhatTheTableSays) {
   const auto cache_bytes = [](const ModelConfig& config, const std::string& layout) {
     std::int64_t bytes = 0;
@@ -117,7 +258,7 @@ TEST(DecodeLayouts, FailWithoutCommunication) {
     const Ids ids = some_ids(60);
     const auto expected = reference_logits(config, ids);
     for (const std::string layout :
-         {"tp:2", "kvp:2", "exact-latent:2", "helix:kvp=2,tpa=1", "medha:kvp=2,tpa=1", "pp:2"}) {
+         {"tp:2", "kvp:2", "exact-latent:2", "helix:kvp=2,tpa=1", "medha:kvp=2,tpa=1", "pp:2", "dp-ep:2"}) {
       if (!why_step_unfit(parse_decode_layout(layout, config), config).empty()) continue;
       for (const bool prefill : {false, true}) {
         std::vector<double> got;
@@ -158,7 +299,8 @@ TEST(DecodeLayouts, ComplaintsSayWhatWouldFit) {
   EXPECT_THAT(unfit("tp:3", latent), HasSubstr(": 1, 2, 4"));
   EXPECT_THAT(unfit("kvp:5", grouped), HasSubstr("8 heads with 2 KV heads"));
   EXPECT_THAT(unfit("tp:16", grouped), HasSubstr("1, 2, 4, 8"));
-  EXPECT_THAT(unfit("dp-ep:2", latent), HasSubstr("there are: tp, "));
+  EXPECT_THAT(unfit("tp:2,dp-ep:2", latent), HasSubstr("there are: tp, "));
+  EXPECT_THAT(unfit("dp-ep:4,tpf=2,ep=2", latent), HasSubstr("take ep=4 or tpf=4"));
   EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("kvp=4 slices of tpa=2 columns are 8 ranks"));
   EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("these fit: tpa=1 kvp≤4, tpa=2 kvp≤2"));
   EXPECT_THAT(unfit("helix:kvp=2,tpa=2,tpf=2,ep=4", latent), HasSubstr("tpf=4,ep=1; tpf=2,ep=2; tpf=1,ep=4"));

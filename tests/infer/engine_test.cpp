@@ -77,9 +77,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"latent", "kvp:1"}, Case{"latent", "kvp:2"}, Case{"latent", "kvp:4"},
                       Case{"latent", "kvp:2,ep=2"}, Case{"latent", "helix:kvp=3,tpa=1"},
                       Case{"latent", "helix:kvp=2,tpa=2,ep=2"}, Case{"latent", "medha:kvp=2,tpa=2"},
-                      Case{"latent", "tp:2,pp:2"}, Case{"grouped", "pp:3"}, Case{"grouped", "helix:kvp=2,tpa=4"},
-                      Case{"grouped", "medha:kvp=3,tpa=2"}, Case{"grouped", "tp:1"}, Case{"grouped", "tp:2"},
-                      Case{"grouped", "tp:4"}, Case{"grouped", "kvp:2"}, Case{"grouped", "kvp:4"}),
+                      Case{"latent", "dp-ep:2"}, Case{"latent", "dp-ep:4"}, Case{"latent", "dp-ep:2,tpf=2"},
+                      Case{"grouped", "dp-ep:3"}, Case{"latent", "tp:2,pp:2"}, Case{"grouped", "pp:3"},
+                      Case{"grouped", "helix:kvp=2,tpa=4"}, Case{"grouped", "medha:kvp=3,tpa=2"},
+                      Case{"grouped", "tp:1"}, Case{"grouped", "tp:2"}, Case{"grouped", "tp:4"},
+                      Case{"grouped", "kvp:2"}, Case{"grouped", "kvp:4"}),
     name_of_case);
 
 /// −ln p(target) from logits.
@@ -168,7 +170,7 @@ TEST(Engine, SequencesOfABatchAreAsIfAlone) {
   for (const std::string kind : {"latent", "grouped"}) {
     const ModelConfig config = config_of(kind);
     const ModelWeights weights = noisy_weights(config, DType::f32);
-    for (const char* layout : {"tp:2", "kvp:2"}) {
+    for (const char* layout : {"tp:2", "kvp:2", "dp-ep:2", "pp:3"}) {
       std::vector<std::vector<double>> alone;
       std::vector<Ids> ids;
       for (std::size_t i = 0; i < lengths.size(); ++i) {

@@ -153,6 +153,7 @@ TEST(HandOver, NamesGroupsThatCannotBeServed) {
   EXPECT_THAT(why(latent, "tp:2", 1, "kvp:2", 3), HasSubstr("prefill 'tp:2' on ranks 1 to 2 and decode 'kvp:2'"));
   EXPECT_THAT(why(latent, "tp:2", 2, "kvp:2", 3), HasSubstr("apart need 4 ranks, there are 3"));
   EXPECT_THAT(why(latent, "tp:2", 2, "pp:2", 4), HasSubstr("layers lie on several stages"));
+  EXPECT_THAT(why(latent, "tp:2", 2, "dp-ep:2", 4), HasSubstr("of one rank alone"));
   EXPECT_THAT(why(grouped, "exact-latent:2", 2, "tp:2", 4), HasSubstr("prefill layout 'exact-latent:2': it cuts"));
   EXPECT_THAT(why(latent, "tp:2", 2, "tpla:2", 4), HasSubstr("decode layout 'tpla"));
 }

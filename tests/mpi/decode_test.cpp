@@ -1,18 +1,24 @@
 // Decoding in processes: the bits of threads, under every exact layout.
 #include <gmock/gmock.h>
 
-#include "comm/group.h"
+#include <iterator>
+#include <optional>
+#include <sstream>
+
 #include "full_tests.h"
 #include "infer/model_folder.h"
+#include "mpi/rank_processes.h"
+#include "train/killed_process.h"
 
 namespace isomer {
 namespace {
 
+using testing::can_start_mpirun;
 using testing::ModelFolder;
+using testing::Process;
+using testing::ranks_of;
 using testing::run_isomer;
 using testing::text_of;
-
-bool can_start_mpirun() { return mpi_available() && std::system("mpirun --version > /dev/null 2>&1") == 0; }
 
 TEST(MpiDecode, LogitsAreTheBitsOfThreads) {
   if (!can_start_mpirun()) GTEST_SKIP() << "no MPI in this build, or no mpirun on this machine";
@@ -21,12 +27,12 @@ TEST(MpiDecode, LogitsAreTheBitsOfThreads) {
   std::string ids;
   for (int i = 0; i < count; ++i) ids += fmt::format("{} ", (i * 37 + i / 7) % 400);
   f.write("ids.txt", ids);
-  std::vector<std::string> layouts = {"exact-latent:2", "helix:kvp=2,tpa=1"};
+  std::vector<std::string> layouts = {"exact-latent:2", "helix:kvp=2,tpa=1,q=gather",
+                                      "helix:kvp=2,tpa=2,tpf=1,ep=4,experts=gather", "dp-ep:2"};
   if (testing::full_tests())
     layouts.insert(layouts.end(),
                    {"tp:1", "tp:2", "tp:4", "kvp:2", "kvp:4", "exact-latent:4", "medha:kvp=2,tpa=2",
-                    "helix:kvp=4,tpa=1,tpf=2,ep=2,q=gather", "helix:kvp=2,tpa=2,tpf=1,ep=4,experts=gather",
-                    "helix:kvp=3,tpa=1,tpf=3,wuv=before,hopb=off"});
+                    "helix:kvp=4,tpa=1,tpf=2,ep=2,q=gather", "helix:kvp=3,tpa=1,tpf=3,wuv=before,hopb=off"});
   for (const std::string& layout : layouts) {
     for (const std::string backend : {"threads", "mpi"}) {
       const auto result = run_isomer(
@@ -78,6 +84,60 @@ TEST(MpiDecode, GeneratesTheTextOfThreadsWithPrefillApart) {
   const auto refused = run_isomer(command + "--layout tp:3 --backend mpi");
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.err, ::testing::HasSubstr("16 heads can't be spread over 3 ranks"));
+}
+
+/// A run of `generate` under helix in mid-decode, whose ranks get a signal.
+class DecodeUnderWay {
+ public:
+  DecodeUnderWay(const ModelFolder& folder, const std::string& options)
+      : model_(folder.at("model")), output_(folder.at("output")) {
+    process_.emplace(
+        words_of("generate --model", model_, "--prompt truth --tokens 390 --ignore-eos --backend mpi " + options),
+        output_);
+    // The text comes as it is decoded.
+    for (int i = 0; i < 6000 && !process_->has_ended() && text_of(output_).size() < 20; ++i) testing::sleep_ms(10);
+    ranks_ = ranks_of(model_);
+  }
+  const std::map<int, pid_t>& ranks() const { return ranks_; }
+  std::string output() const { return text_of(output_); }
+  /// Signals a rank, waits for the end of the run and of all its processes. Returns the program's exit code.
+  int end_by(int victim, int signal, double seconds) {
+    const double begin_s = wall_clock_s();
+    ::kill(ranks_.at(victim), signal);
+    const int code = process_->wait();
+    EXPECT_LT(wall_clock_s() - begin_s, seconds) << output();
+    for (int i = 0; i < 500 && !ranks_of(model_).empty(); ++i) testing::sleep_ms(20);
+    EXPECT_TRUE(ranks_of(model_).empty()) << "processes are left";
+    return code;
+  }
+
+ private:
+  static std::vector<std::string> words_of(const std::string& head, const std::string& model, const std::string& rest) {
+    std::istringstream stream(head + " " + model + " " + rest);
+    return {std::istream_iterator<std::string>(stream), std::istream_iterator<std::string>()};
+  }
+  std::string model_, output_;
+  std::optional<Process> process_;
+  std::map<int, pid_t> ranks_;
+};
+
+TEST(MpiDecode, ALostRankEndsAllOfThem) {
+  if (!can_start_mpirun()) GTEST_SKIP() << "no MPI in this build, or no mpirun on this machine";
+  const ModelFolder f;
+  DecodeUnderWay run(f, "--layout helix:kvp=2,tpa=1,tpf=2");
+  ASSERT_EQ(run.ranks().size(), 2u) << run.output();
+  EXPECT_NE(run.end_by(1, SIGKILL, 10), 0);
+  EXPECT_THAT(run.output(), ::testing::HasSubstr("rank 1"));
+  EXPECT_THAT(run.output(), ::testing::HasSubstr("signal 9"));
+}
+
+TEST(MpiDecode, AStalledRankEndsAllOfThem) {
+  if (!can_start_mpirun()) GTEST_SKIP() << "no MPI in this build, or no mpirun on this machine";
+  const ModelFolder f;
+  DecodeUnderWay run(f, "--layout helix:kvp=2,tpa=1,tpf=2 --timeout 2");
+  ASSERT_EQ(run.ranks().size(), 2u) << run.output();
+  EXPECT_NE(run.end_by(1, SIGSTOP, 15), 0);
+  EXPECT_THAT(run.output(), ::testing::ContainsRegex("rank 0: [a-z_]+ '[^']+' \\(forward\\): rank 1 "));
 }
 
 }  // namespace

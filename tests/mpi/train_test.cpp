@@ -1,9 +1,7 @@
 // `isomer train` under Open MPI: the losses and weights of threads bit for bit, and an end when a rank is lost.
 #include <gmock/gmock.h>
 
-#include <charconv>
-
-#include "comm/group.h"
+#include "mpi/rank_processes.h"
 #include "train/killed_process.h"
 #include "train/program_fixture.h"
 
@@ -11,13 +9,13 @@ namespace isomer {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::can_start_mpirun;
 using testing::losses_in;
 using testing::Process;
+using testing::ranks_of;
 using testing::run_isomer;
 using testing::text_of;
 using testing::TrainFolder;
-
-bool can_start_mpirun() { return mpi_available() && std::system("mpirun --version > /dev/null 2>&1") == 0; }
 
 TEST(MpiTrain, GivesTheBitsOfThreads) {
   if (!can_start_mpirun()) GTEST_SKIP() << "no MPI in this build, or no mpirun on this machine";
@@ -44,22 +42,6 @@ TEST(MpiTrain, GivesTheBitsOfThreads) {
   // On with threads what MPI began.
   const auto resumed = run_isomer(fmt::format("train --resume {}/lagampi", f.at()));
   EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
-}
-
-/// Processes of this run with a rank number in their environment, by rank.
-std::map<int, pid_t> ranks_of(const std::string& run) {
-  std::map<int, pid_t> ranks;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename().string();
-    pid_t pid = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), pid).ptr != name.data() + name.size()) continue;
-    if (text_of(entry.path() / "cmdline").find(run) == std::string::npos) continue;
-    const std::string environment = '\0' + text_of(entry.path() / "environ");
-    const std::string key = std::string(1, '\0') + "OMPI_COMM_WORLD_RANK=";
-    const auto found = environment.find(key);
-    if (found != std::string::npos) ranks[std::atoi(environment.c_str() + found + key.size())] = pid;
-  }
-  return ranks;
 }
 
 TEST(MpiTrain, ALostRankEndsAllOfThem) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "full_tests.h"
 #include "model/temp_folder.h"
@@ -35,7 +36,7 @@ TEST(CompareDecode, HoldsEveryLayoutAgainstOneRank) {
                              file, dump));
   ASSERT_EQ(run.exit_code, 0) << run.out << run.err;
   EXPECT_THAT(run.out, HasSubstr("cache seeded rows"));
-  EXPECT_THAT(run.out, HasSubstr("omitted: dp-ep:4"));
+  EXPECT_THAT(run.out, HasSubstr("omitted: dp-ep:4: 3 sequences are fewer than the 4 ranks"));
   EXPECT_THAT(run.out, HasSubstr("the cache stands 2 times: tpa of 2 ranks"));
   const json report = json_at(file);
   EXPECT_TRUE(report.at("good").get<bool>());
@@ -106,6 +107,21 @@ TEST(CompareDecode, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(refused("--phase decode --layouts 'tp:2;tp:2'"), HasSubstr("given twice"));
   EXPECT_THAT(refused("--phase decode --context 1000M --batch 4096"), HasSubstr("take --dry-run"));
   EXPECT_THAT(refused("--phase decode --dry-run --cache text"), HasSubstr("caches nothing"));
+}
+
+TEST(CompareDecode, ListsEveryFamilyOnceForAnyNumberOfRanks) {
+  for (const char* model : {"tiny-mla", "smollm2-135m"}) {
+    const ModelConfig config = load_model_config(model);
+    for (int ranks = 1; ranks <= 9; ++ranks) {
+      std::set<std::string> names;
+      for (const std::string& text : all_decode_layouts(config, ranks)) {
+        const DecodeLayout layout = parse_decode_layout(text, config);
+        EXPECT_EQ(layout.devices(), ranks) << text;
+        EXPECT_TRUE(names.insert(to_string(layout)).second) << text << " is listed twice";
+      }
+      EXPECT_GE(names.size(), ranks > 1 ? 7u : 1u) << model << " " << ranks;
+    }
+  }
 }
 
 TEST(CompareDecode, NamesThePartsOfAStep) {

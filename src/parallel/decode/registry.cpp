@@ -45,7 +45,7 @@ bool has_columns(const DecodeShards& s) { return s.scheme == DecodeScheme::helix
 /// TPF · EP is what the ranks of the FFN are: those of the attention, or under medha its columns.
 std::string why_ffn_ranks_unfit(const DecodeShards& s) {
   const bool medha = s.scheme == DecodeScheme::medha;
-  const int ranks = medha ? s.tpa : s.group();
+  const int ranks = medha ? s.tpa : s.devices();
   if (s.tpf * s.ep == ranks) return {};
   std::vector<std::string> fitting;
   for (int ep = 1; ep <= ranks; ++ep) {
@@ -100,7 +100,8 @@ bool same_split(const WeightSplit& a, const WeightSplit& b) {
   return a.head_parts == b.head_parts && a.head_part == b.head_part && a.split_kv_heads == b.split_kv_heads &&
          a.heads.has_value() == b.heads.has_value() &&
          (!a.heads || (a.heads->query.begin == b.heads->query.begin && a.heads->query.count == b.heads->query.count)) &&
-         a.ffn_parts == b.ffn_parts && a.ffn_part == b.ffn_part && a.expert_parts == b.expert_parts;
+         a.ffn_parts == b.ffn_parts && a.ffn_part == b.ffn_part && a.expert_parts == b.expert_parts &&
+         a.whole_shared_experts == b.whole_shared_experts;
 }
 
 ModelPart cut_part(const ModelConfig& config, const ModelWeights& weights, const WeightSplit& split) {
@@ -118,6 +119,7 @@ const std::vector<std::string>& step_scheme_names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> list;
     for (const Entry& entry : entries()) list.emplace_back(name_of(entry.scheme));
+    list.insert(list.end(), {"dp-ep", "pp"});
     return list;
   }();
   return names;
@@ -133,7 +135,7 @@ DecodeLayout complete_layout(DecodeLayout layout, const TplaModel* tpla) {
 
 std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config, const TplaModel* tpla) {
   const DecodeShards& s = layout.shards;
-  if (entry_of(layout) == nullptr || s.data_parallel > 1) {
+  if (entry_of(layout) == nullptr || (s.data_parallel > 1 && (s.group() > 1 || layout.pp > 1))) {
     return fmt::format("the engine does not run it (the planner prices it); there are: {}",
                        fmt::join(step_scheme_names(), ", "));
   }
@@ -147,12 +149,18 @@ std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config
       has_columns(s) ? why_columns_unfit(config, s.kvp, s.tpa) : why_heads_unfit(config, s.group());
   if (!reason_of_heads.empty()) return reason_of_heads;
   if (std::string reason = why_ffn_ranks_unfit(s); !reason.empty()) return reason;
+  if (s.data_parallel > 1 && s.tpf > 1 && s.ep > 1) {
+    return fmt::format(
+        "with sequences of their own ranks split the experts or the width, not both; take ep={} or tpf={}", s.devices(),
+        s.devices());
+  }
   return why_ffn_unfit(config, s.tpf, s.ep);
 }
 
 std::unique_ptr<StepScheme> make_step_scheme(const SchemeArguments& arguments) {
   const std::string reason = why_step_unfit(arguments.layout, arguments.config, arguments.tpla);
   if (!reason.empty()) invalid_argument("layout '{}': {}", to_string(arguments.layout), reason);
+  if (arguments.layout.shards.data_parallel > 1) return make_dp_ep(arguments);
   return entry_of(arguments.layout)->make(arguments);
 }
 
@@ -187,7 +195,7 @@ CacheShards cache_shards_of(const DecodeLayout& layout) { return {layout.shards.
 
 RankCache rank_cache_of(const DecodeLayout& layout, const ModelConfig& config, int rank) {
   const DecodeShards& s = layout.shards;
-  RankCache cache{.shards = cache_shards_of(layout), .slice = rank / s.tpa};
+  RankCache cache{.shards = cache_shards_of(layout), .slice = rank % s.group() / s.tpa};
   if (config.attention == AttentionKind::gqa) {
     cache.kv_heads = has_columns(s) ? column_heads_of(config, s.tpa, rank % s.tpa).kv
                                     : kv_heads_of(config, {.head_parts = s.tpa, .head_part = rank % s.tpa});

@@ -13,6 +13,7 @@
 #include "comm/communicator.h"
 #include "cost/decode_layout.h"
 #include "layers/attention_layer.h"
+#include "layers/ffn.h"
 #include "model/model_weights.h"
 #include "model/tpla.h"
 #include "sharding/weight_slices.h"
@@ -29,7 +30,9 @@ struct StepSequence {
 /// Host metadata of a step, and cos and sin of its rows.
 struct DecodeStep {
   std::vector<StepSequence> sequences;
-  std::int64_t num_rows = 0;
+  std::int64_t num_rows = 0;  // of this rank's sequences
+  /// Data parallelism: rows of every group's sequences.
+  std::vector<std::int64_t> rows_of_group;
   /// A prefill: exact under every layout, latent attention with up-projected keys and values, a block of the prefix at
   /// a time (many query tokens). Otherwise a decode step: the absorbed form on latent rows (few), in the layout's way.
   bool explicit_form = false;
@@ -110,6 +113,9 @@ std::string cache_copies_note(const DecodeLayout& layout, const ModelConfig& con
 /// Collective. Throws std::invalid_argument where why_step_unfit has a reason.
 std::unique_ptr<StepScheme> make_step_scheme(const SchemeArguments& arguments);
 
+/// dp-ep in a dry run, where no router chooses: what the rows of a rank are routed by in a layer, uniform draws.
+Routing dry_routing(const ModelConfig& config, std::int64_t layer, int rank, std::int64_t rows);
+
 /// How a sequence's positions are dealt to slices.
 CacheShards cache_shards_of(const DecodeLayout& layout);
 /// What a rank caches under a layout that fits: an index map, the same for whoever asks.
@@ -129,6 +135,7 @@ std::unique_ptr<StepScheme> make_gla(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_tpla(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_exact_latent(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_kvp(const SchemeArguments& arguments);
+std::unique_ptr<StepScheme> make_dp_ep(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_medha(const SchemeArguments& arguments);
 std::unique_ptr<StepScheme> make_helix(const SchemeArguments& arguments);
 
