@@ -82,8 +82,8 @@ DecodePlanOptions options_of(const DecodeArguments& a) {
   precision.cache = precision.weights == Precision::bf16 ? Precision::bf16 : Precision::fp8;
   if (!a.cache.empty()) precision.cache = parse_precision("--cache", a.cache);
   if (!a.exchange.empty()) precision.activations = parse_precision("--exchange", a.exchange);
-  if (!a.memory.empty()) o.problem.memory_limit_bytes = parse_bytes("--memory", a.memory, kMinMemory);
-  if (!a.ttl.empty()) o.ttl_s = parse_seconds("--ttl", a.ttl, kMinTtl_s);
+  if (!a.memory.empty()) o.problem.memory_limit_bytes = parse_bytes("--memory", a.memory, kMinMemory, kMaxMemory);
+  if (!a.ttl.empty()) o.ttl_s = parse_seconds("--ttl", a.ttl, kMinTtl_s, kMaxTtl_s);
   o.assumptions = assumptions_of(a, o.hardware);
   o.search.max_devices = max_devices_of(a, o.hardware);
   o.search.include_inexact = a.include_inexact;

@@ -11,7 +11,7 @@ namespace isomer {
 
 /// What may be assumed of links, of a device's memory and of a limit on time.
 inline constexpr double kMaxLinkLatency_s = 1, kMinLinkBandwidth = 1e6, kMaxLinkBandwidth = 1e14, kMinMemory = 1e6,
-                        kMinTtl_s = 1e-9;
+                        kMaxMemory = 1e18, kMinTtl_s = 1e-9, kMaxTtl_s = 1e9;
 
 /// 131072 → "128K".
 std::string tokens_text(std::int64_t tokens);

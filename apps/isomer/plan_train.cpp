@@ -67,7 +67,7 @@ TrainPlanOptions options_of(const TrainArguments& a) {
   o.problem.seq = parse_count("--seq", a.seq, 1, kMaxSeq);
   o.problem.batch = parse_count("--batch", a.batch, 1, 1 << 24);
   if (a.optimizer == "bf16") o.problem.optimizer_bytes = 8;
-  if (!a.memory.empty()) o.problem.memory_limit_bytes = parse_bytes("--memory", a.memory, kMinMemory);
+  if (!a.memory.empty()) o.problem.memory_limit_bytes = parse_bytes("--memory", a.memory, kMinMemory, kMaxMemory);
   o.devices = devices_of(a, o.hardware);
   o.schemes = schemes_of(a.schemes, o.problem.config.attention);
   o.assumptions.roofline = a.roofline;
