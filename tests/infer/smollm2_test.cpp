@@ -12,8 +12,8 @@ namespace isomer {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
 using testing::full_tests;
+using ::testing::HasSubstr;
 using testing::run_isomer;
 using testing::text_of;
 
