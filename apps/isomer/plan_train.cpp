@@ -56,7 +56,7 @@ std::vector<std::string_view> schemes_of(const std::string& text, AttentionKind 
     if (found == known.end()) {
       invalid_argument("--schemes '{}': priced are {}", one, fmt::join(known, "; "));
     }
-    chosen.push_back(*found);
+    if (std::find(chosen.begin(), chosen.end(), *found) == chosen.end()) chosen.push_back(*found);
   }
   return chosen;
 }

@@ -47,7 +47,7 @@ void put(std::string& page, std::string_view key, std::string_view value) {
 
 }  // namespace
 
-std::string script_safe(std::string text) {
+std::string script_safe(std::string_view text) {
   std::string safe;
   safe.reserve(text.size());
   for (const char c : text) {

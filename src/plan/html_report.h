@@ -12,6 +12,6 @@ namespace isomer {
 std::string plan_html(const nlohmann::json& plan);
 
 /// Replaces what would end a script element early.
-std::string script_safe(std::string json_text);
+std::string script_safe(std::string_view json_text);
 
 }  // namespace isomer

@@ -39,7 +39,8 @@ void TrainPricer::spend(TrainTime& time, Part part, const char* name, Operation 
   op.name = name;
   if (part == &TrainTime::recompute) op.name += ", again";
   std::string bound = bound_of(hardware_, op);
-  list_->push_back({std::move(op), seconds, times * op.count, std::move(bound)});
+  const std::int64_t all = times * op.count;
+  list_->push_back({std::move(op), seconds, all, std::move(bound)});
 }
 
 void TrainPricer::block(TrainTime& time, std::int64_t times) const {

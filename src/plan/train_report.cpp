@@ -36,8 +36,12 @@ double capacity_of(const TrainPlan& plan) {
     reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", reason_of(static_cast<TrainUnfit>(i)));
   }
   if (!nearest) {
-    invalid_argument("no layout on {} devices can train {} with {} sequences of {} tokens a step: {}", o.devices,
-                     o.problem.config.name, o.problem.batch, o.problem.seq, reasons);
+    // One sequence a device always divides; tokens then need not be spread.
+    invalid_argument(
+        "no layout on {} devices can train {} with {} sequences of {} tokens a step: {}; the nearest that divides: {} "
+        "sequences a step",
+        o.devices, o.problem.config.name, o.problem.batch, o.problem.seq, reasons,
+        (o.problem.batch + o.devices - 1) / o.devices * o.devices);
   }
   invalid_argument(
       "nothing fits: memory binds. The layout that needs least, {}, takes {} of a device's {}; give it more devices, "

@@ -304,6 +304,12 @@ TEST(TrainPlan, RefusesWithTheNearest) {
   const std::string memory = complaint({.problem = problem(), .hardware = load_hardware("h100"), .devices = 8});
   EXPECT_NE(memory.find("memory binds"), std::string::npos) << memory;
   EXPECT_NE(memory.find("zero=3"), std::string::npos) << memory;
+  TrainPlanOptions seven{.problem = problem(), .hardware = load_hardware("h100"), .devices = 7};
+  seven.problem.config = load_model_config("deepseek-v2-lite");
+  const std::string batch = complaint(seven);
+  EXPECT_NE(batch.find("the nearest that divides: 70 sequences"), std::string::npos) << batch;
+  seven.problem.batch = 70;
+  EXPECT_EQ(complaint(seven).find("no layout"), std::string::npos) << "what it names divides";
 }
 
 }  // namespace
