@@ -2,21 +2,25 @@
 // whole decode steps of one sequence on a model larger than the caches, as a share of what its bytes take at the read
 // bandwidth of the same run; and a prompt, as a share of a large product's rate. One thread, by processor time. Holds
 // pages against the plain twin before it times.
-// With --layouts: decode layouts on two ranks instead.
+// With --layouts: decode layouts on two ranks instead. With --model PATH: steps and prompts of that checkpoint, and
+// where their time goes.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <vector>
 
 #include "cache/kv_cache.h"
 #include "comm/group.h"
 #include "core/cpu_features.h"
+#include "cost/decode_bytes.h"
 #include "fma_peak.h"
 #include "infer/engine.h"
 #include "kernels/attention_registry.h"
 #include "kernels/matmul.h"
 #include "kernels/reference/attention.h"
+#include "model/checkpoint.h"
 
 namespace isomer {
 namespace {
@@ -140,27 +144,66 @@ ModelConfig large_config() {
   return c;
 }
 
-void time_steps(RankContext& ctx, const ModelConfig& config, const ModelWeights& weights, double bandwidth) {
+/// Bytes of weights that a step reads: all but the embedding, of which it takes a row, unless that is the head too.
+double step_weight_bytes(const ModelConfig& config, const ModelWeights& weights) {
   double bytes = 0;
   weights.for_each([&](const std::string& name, const Tensor& t) {
-    if (!name.ends_with("embed_tokens.weight")) bytes += static_cast<double>(t.nbytes());
+    const bool embedding = name.ends_with("embed_tokens.weight"), head = name.ends_with("lm_head.weight");
+    if (config.tie_word_embeddings ? !head : !embedding) bytes += static_cast<double>(t.nbytes());
   });
+  return bytes;
+}
+
+/// Operations that take most of `seconds` processor time of `count` runs, and what lies outside all of them.
+void print_operations(const OpRecord& record, double seconds, int count) {
+  std::map<std::string, double> by_name;
+  for (const auto& [key, summary] : record.summaries()) by_name[key.name] += summary.cpu_s / count;
+  std::vector<std::pair<double, std::string>> order;
+  for (const auto& [name, cpu_s] : by_name) order.emplace_back(cpu_s, name);
+  std::sort(order.rbegin(), order.rend());
+  double others = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (i >= 8) {
+      others += order[i].first;
+    } else {
+      std::printf("    %-32s %8.3f ms %6.1f%%\n", order[i].second.c_str(), order[i].first * 1e3,
+                  100 * order[i].first / seconds);
+    }
+  }
+  const double outside = seconds - record.cpu_s() / count;
+  std::printf("    %-32s %8.3f ms %6.1f%%\n", "all others", others * 1e3, 100 * others / seconds);
+  std::printf("    %-32s %8.3f ms %6.1f%%\n", "outside operations", outside * 1e3, 100 * outside / seconds);
+}
+
+struct Case {
+  const ModelConfig& config;
+  const ModelWeights& weights;
+  bool operations = false;  // print where the time goes
+};
+
+void time_steps(RankContext& ctx, const Case& c, double bandwidth) {
+  const double bytes = step_weight_bytes(c.config, c.weights);
+  const DecodeLayout layout = parse_decode_layout("tp:1", c.config);
   std::printf("\n%-34s %10s %9s\n", "step of one sequence, bfloat16", "ms", "of memory");
-  for (const std::int64_t context : {256, 2048}) {
-    Engine engine(ctx, {.config = config, .layout = parse_decode_layout("tp:1", config), .cache_tokens = context + 16},
-                  weights);
+  for (const std::int64_t context : {256, 2000}) {
+    Engine engine(ctx, {.config = c.config, .layout = layout, .cache_tokens = context + 64}, c.weights);
     const int sequence = engine.add_sequence();
     engine.prefill(ctx, sequence, std::vector<std::int32_t>(static_cast<std::size_t>(context), 5));
+    ctx.ops().clear();
     std::vector<double> times;
-    for (std::int32_t step = 0; step < 8; ++step) {
+    double sum = 0;
+    for (std::int32_t step = 0; step < 16; ++step) {
       const Engine::Input input{sequence, {&step, 1}};
       const double begin = thread_cpu_s();
       engine.decode(ctx, {&input, 1});
       times.push_back(thread_cpu_s() - begin);
+      sum += times.back();
     }
-    const double cached = static_cast<double>(2 * context * config.latent_width() * config.num_hidden_layers);
+    const double cached =
+        static_cast<double>(2 * context * c.config.num_hidden_layers) * decode_cache_elements(c.config, layout.shards);
     std::printf("%4.0f MB weights, %6ld cached %6s %10.2f %8.1f%%\n", bytes * 1e-6, static_cast<long>(context), "",
                 median(times) * 1e3, 100 * (bytes + cached) * 1e-9 / median(times) / bandwidth);
+    if (c.operations) print_operations(ctx.ops(), sum / 16, 16);
   }
 }
 
@@ -238,15 +281,15 @@ double matrix_rate(RankContext& ctx) {
 }
 
 /// A prompt in chunks of 512; FLOPs are those of the record, every kernel's own.
-void time_prefill(RankContext& ctx, const ModelConfig& config, const ModelWeights& weights) {
+void time_prefill(RankContext& ctx, const Case& c) {
   const double rate = matrix_rate(ctx);
   std::printf("\n%-34s %10s %9s %8s\n", "prefill of one prompt, bfloat16", "ms", "GFLOP/s", "of rate");
   for (const std::int64_t tokens : {512, 2048}) {
-    Engine engine(ctx, {.config = config, .layout = parse_decode_layout("tp:1", config), .cache_tokens = tokens},
-                  weights);
+    Engine engine(ctx, {.config = c.config, .layout = parse_decode_layout("tp:1", c.config), .cache_tokens = tokens},
+                  c.weights);
     std::vector<double> times;
     double flops = 0;
-    for (int repeat = 0; repeat < 2; ++repeat) {
+    for (int repeat = 0; repeat < 3; ++repeat) {
       const int sequence = engine.add_sequence();
       ctx.ops().clear();
       const double begin = thread_cpu_s();
@@ -257,7 +300,21 @@ void time_prefill(RankContext& ctx, const ModelConfig& config, const ModelWeight
     }
     std::printf("%6ld tokens %21s %10.0f %9.1f %7.1f%%  (one product of 2048^3: %.0f)\n", static_cast<long>(tokens), "",
                 median(times) * 1e3, flops * 1e-9 / median(times), 100e-9 * flops / median(times) / rate, rate);
+    if (c.operations) print_operations(ctx.ops(), times.back(), 1);
   }
+}
+
+/// A checkpoint's own steps and prompts instead of the synthetic ones.
+int time_model(const std::string& path) {
+  const ModelConfig config = load_model_config(path);
+  const ModelWeights weights = load_model_weights(Checkpoint::open(path), config, DType::bf16);
+  const double bandwidth = read_bandwidth();
+  std::printf("%s: one thread, bfloat16; reads %.1f GB/s\n", config.name.c_str(), bandwidth);
+  run_group({.num_ranks = 1, .threads_per_rank = 1}, [&](RankContext& ctx) {
+    time_steps(ctx, {config, weights, true}, bandwidth);
+    if (std::getenv("PF")) time_prefill(ctx, {config, weights, true});
+  });
+  return 0;
 }
 
 int run(bool layouts) {
@@ -276,8 +333,8 @@ int run(bool layouts) {
     time_attention(ctx, peak, bandwidth);
     const ModelConfig config = large_config();
     const ModelWeights weights = initial_model_weights(config, 1, DType::bf16);
-    time_steps(ctx, config, weights, bandwidth);
-    time_prefill(ctx, config, weights);
+    time_steps(ctx, {config, weights}, bandwidth);
+    time_prefill(ctx, {config, weights});
   });
   return status;
 }
@@ -285,4 +342,8 @@ int run(bool layouts) {
 }  // namespace
 }  // namespace isomer
 
-int main(int argc, char** argv) { return isomer::run(argc > 1 && std::string_view(argv[1]) == "--layouts"); }
+int main(int argc, char** argv) {
+  const std::string_view option = argc > 1 ? argv[1] : "";
+  if (option == "--model" && argc > 2) return isomer::time_model(argv[2]);
+  return isomer::run(option == "--layouts");
+}

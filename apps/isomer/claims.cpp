@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/isomer/commands.h"
+#include "apps/isomer/output_file.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
 #include "core/error.h"
@@ -62,13 +63,6 @@ void print_report(const ClaimsReport& report) {
   for (const std::string& what : report.disagreements) fmt::print("DISAGREEMENT inside Isomer: {}\n", what);
 }
 
-void write_json(const std::string& file, const nlohmann::json& json) {
-  std::ofstream out(file);
-  out << json.dump(2) << "\n";
-  out.close();
-  if (!out) throw Error(fmt::format("--json {}: can't be written", file));
-}
-
 /// What runs now: a line that is renewed on a terminal; elsewhere a line whenever some seconds have passed.
 class ClaimsProgress {
  public:
@@ -86,6 +80,7 @@ class ClaimsProgress {
 };
 
 int run_claims(ClaimsReport (*find)(const ClaimsOptions&), const ClaimsArguments& a) {
+  check_output_file("--json", a.json_file);
   ClaimsReport report;
   {
     ClaimsProgress progress;
@@ -96,7 +91,7 @@ int run_claims(ClaimsReport (*find)(const ClaimsOptions&), const ClaimsArguments
                    .progress = [&](const std::string& what) { progress.show(what); }});
   }
   print_report(report);
-  if (!a.json_file.empty()) write_json(a.json_file, to_json(report));
+  if (!a.json_file.empty()) write_output_file("--json", a.json_file, to_json(report));
   return report.good() ? 0 : 1;
 }
 

@@ -10,6 +10,7 @@
 
 #include "apps/isomer/commands.h"
 #include "apps/isomer/compare_decode.h"
+#include "apps/isomer/output_file.h"
 #include "apps/isomer/shipped_model.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
@@ -219,13 +220,6 @@ void print_report(const CompareReport& report) {
       failures(report));
 }
 
-void write_json(const std::string& file, const nlohmann::json& json) {
-  std::ofstream out(file);
-  out << json.dump(2) << "\n";
-  out.close();
-  if (!out) throw Error(fmt::format("--json {}: can't be written: {}", file, std::strerror(errno)));
-}
-
 /// What would fail only at the end of a long run fails here.
 void check_places(const CompareArguments& a) {
   check_output_file("--json", a.json_file);
@@ -277,7 +271,7 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   }
   print_report(report);
   if (dump) fmt::print("written to {}: every rank's tensors; its README.md says what is what\n", a.dump_dir);
-  if (!a.json_file.empty()) write_json(a.json_file, to_json(report));
+  if (!a.json_file.empty()) write_output_file("--json", a.json_file, to_json(report));
   return report.good() ? 0 : 1;
 }
 

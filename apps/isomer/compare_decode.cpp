@@ -10,6 +10,7 @@
 #include <set>
 
 #include "apps/isomer/loaded_model.h"
+#include "apps/isomer/output_file.h"
 #include "apps/isomer/shipped_model.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
@@ -270,7 +271,7 @@ int run_compare_decode(const DecodeCompareArguments& a, const CommandLine& comma
   print_report(report);
   print_failures(report);
   if (dump) fmt::print("written to {}: every rank's tensors; its README.md says what is what\n", a.dump_dir);
-  if (!a.json_file.empty()) write_text_atomically(a.json_file, to_json(report).dump(2) + "\n");
+  if (!a.json_file.empty()) write_output_file("--json", a.json_file, to_json(report));
   return report.good() ? 0 : 1;
 }
 

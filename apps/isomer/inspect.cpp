@@ -2,12 +2,12 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "apps/isomer/commands.h"
+#include "apps/isomer/output_file.h"
 #include "core/error.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
@@ -136,13 +136,6 @@ json to_json(const Inspection& i) {
   return result;
 }
 
-void write_json(const Inspection& inspection, const std::string& path) {
-  std::ofstream file(path);
-  file << to_json(inspection).dump(2) << '\n';
-  file.close();
-  if (!file) throw Error(fmt::format("{}: could not be written", path));
-}
-
 }  // namespace
 
 void add_inspect(CLI::App& app, int& exit_code) {
@@ -155,9 +148,10 @@ void add_inspect(CLI::App& app, int& exit_code) {
       ->required();
   command->add_option("--json", options->json_path, "write the same as JSON to this file");
   command->callback([options, &exit_code] {
+    check_output_file("--json", options->json_path);
     const Inspection inspection = inspect(options->path);
     print(inspection);
-    if (!options->json_path.empty()) write_json(inspection, options->json_path);
+    if (!options->json_path.empty()) write_output_file("--json", options->json_path, to_json(inspection));
     exit_code = inspection.inventory.problems.empty() ? 0 : 1;
   });
 }

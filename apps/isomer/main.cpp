@@ -1,12 +1,14 @@
 #include <fmt/format.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 
 #include "apps/isomer/commands.h"
+#include "model/json_text.h"
 
 namespace {
 
@@ -24,14 +26,31 @@ std::string subcommand_names(const CLI::App& app) {
   return names;
 }
 
+/// What others wrote may stand in a message: a terminal must not obey it. Lines stay lines.
+std::string without_controls(std::string_view text) {
+  std::string safe;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    safe += isomer::printable(text.substr(0, end), std::string::npos);
+    if (end < text.size()) safe += '\n';
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return safe;
+}
+
 /// One line, as for every other error.
 std::string failure_line(const CLI::App* app, const CLI::Error& error) {
-  const auto chosen = app->get_subcommands();
-  if (!chosen.empty()) {
-    return fmt::format("isomer: {} (isomer {} --help lists the options)\n", error.what(), chosen.front()->get_name());
+  std::string command;
+  const CLI::App* inner = app;
+  for (auto chosen = inner->get_subcommands(); !chosen.empty(); chosen = inner->get_subcommands()) {
+    inner = chosen.front();
+    command += " " + inner->get_name();
   }
+  const std::string problem = without_controls(error.what());
+  if (!command.empty()) return fmt::format("isomer: {} (isomer{} --help lists the options)\n", problem, command);
   const auto words = app->remaining();
-  const std::string what = words.empty() ? error.what() : fmt::format("'{}' is no subcommand", words.front());
+  const std::string what =
+      words.empty() ? problem : fmt::format("'{}' is no subcommand", without_controls(words.front()));
   return fmt::format("isomer: {}; there are: {} (isomer --help)\n", what, subcommand_names(*app));
 }
 
@@ -59,7 +78,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     exit_code = app.exit(error) == 0 ? 0 : 2;  // 0: help or version was asked for
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "isomer: %s\n", error.what());
+    std::fprintf(stderr, "isomer: %s\n", without_controls(error.what()).c_str());
     return 2;
   }
   // A table that did not arrive is a failure, on a full disk say.

@@ -1,8 +1,8 @@
 // isomer plan block: what one attention block takes under given layouts, forward and backward, on described hardware;
 // the priced side of `isomer compare`.
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "apps/isomer/output_file.h"
 #include "apps/isomer/plan_search_commands.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
@@ -55,6 +55,7 @@ nlohmann::json price(const TrainProblem& problem, const Hardware& hardware, cons
 }
 
 void run_block_plan(const BlockArguments& a) {
+  check_output_file("--json", a.json_file);
   const Hardware hardware = load_hardware(a.hardware);
   TrainProblem problem{.config = load_model_config(a.model), .seq = parse_count("--seq", a.seq, 1, kMaxSeq)};
   if (a.dtype == "f32") {
@@ -74,10 +75,7 @@ void run_block_plan(const BlockArguments& a) {
                {"seq", problem.seq},
                {"dtype", a.dtype},
                {"blocks", blocks}});
-  std::ofstream out(a.json_file);
-  out << json.dump(2) << "\n";
-  out.close();
-  if (!out) throw Error(fmt::format("--json {}: can't be written", a.json_file));
+  write_output_file("--json", a.json_file, json);
 }
 
 }  // namespace

@@ -1,19 +1,13 @@
 // isomer plan decode: the best ways to spread decoding over devices that are not here.
-#include <fmt/ranges.h>
-
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "apps/isomer/plan_output.h"
 #include "apps/isomer/plan_search_commands.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
 #include "core/error.h"
 #include "plan/decode_report.h"
-#include "plan/html_report.h"
-#include "study/machine.h"
 
 namespace isomer {
 
@@ -26,7 +20,8 @@ constexpr std::int64_t kMaxBatch = std::int64_t{1} << 24;
 /// The options as typed.
 struct DecodeArguments {
   std::string model = "deepseek-r1", hardware = "gb200-nvl72", context = "128K", precision = "bf16";
-  std::string cache, exchange, ttl, batches, memory, layouts, link_latency, link_bandwidth, json_file, html_file;
+  std::string cache, exchange, ttl, batches, memory, layouts, link_latency, link_bandwidth;
+  PlanFiles files;
   int max_devices = 0, nodes = 0;
   double contention = 1, fp4_efficiency = 1;
   bool include_inexact = false, roofline = false, no_sensitivity = false;
@@ -61,9 +56,10 @@ int max_devices_of(const DecodeArguments& a, const Hardware& hardware) {
 Assumptions assumptions_of(const DecodeArguments& a, const Hardware& hardware) {
   Assumptions assumptions{
       .fp4_efficiency = a.fp4_efficiency, .overlap_contention = a.contention, .roofline = a.roofline};
-  if (!a.link_latency.empty()) assumptions.link_latency_s = parse_seconds("--link-latency", a.link_latency);
+  if (!a.link_latency.empty())
+    assumptions.link_latency_s = parse_seconds("--link-latency", a.link_latency, 0, kMaxLinkLatency_s);
   if (!a.link_bandwidth.empty()) {
-    const double wanted = parse_bandwidth("--link-bandwidth", a.link_bandwidth);
+    const double wanted = parse_bandwidth("--link-bandwidth", a.link_bandwidth, kMinLinkBandwidth, kMaxLinkBandwidth);
     if (hardware.tiers.empty()) invalid_argument("--link-bandwidth: {} has no links", hardware.name);
     assumptions.link_bandwidth_factor = wanted / hardware.tiers.front().bandwidth_bytes_per_s;
   }
@@ -86,10 +82,8 @@ DecodePlanOptions options_of(const DecodeArguments& a) {
   precision.cache = precision.weights == Precision::bf16 ? Precision::bf16 : Precision::fp8;
   if (!a.cache.empty()) precision.cache = parse_precision("--cache", a.cache);
   if (!a.exchange.empty()) precision.activations = parse_precision("--exchange", a.exchange);
-  if (!a.memory.empty()) o.problem.memory_limit_bytes = parse_bytes("--memory", a.memory);
-  if (!a.memory.empty() && o.problem.memory_limit_bytes < 1)
-    invalid_argument("--memory {}: must be positive", a.memory);
-  if (!a.ttl.empty()) o.ttl_s = parse_seconds("--ttl", a.ttl);
+  if (!a.memory.empty()) o.problem.memory_limit_bytes = parse_bytes("--memory", a.memory, kMinMemory, kMaxMemory);
+  if (!a.ttl.empty()) o.ttl_s = parse_seconds("--ttl", a.ttl, kMinTtl_s, kMaxTtl_s);
   o.assumptions = assumptions_of(a, o.hardware);
   o.search.max_devices = max_devices_of(a, o.hardware);
   o.search.include_inexact = a.include_inexact;
@@ -106,30 +100,13 @@ DecodePlanOptions options_of(const DecodeArguments& a) {
   return o;
 }
 
-std::string context_text(std::int64_t tokens) {
-  if (tokens % (1 << 20) == 0) return fmt::format("{}M", tokens >> 20);
-  return tokens % 1024 == 0 ? fmt::format("{}K", tokens / 1024) : fmt::format("{}", tokens);
-}
-
-std::string hardware_text(const DecodePlan& plan) {
-  const DecodePlanOptions& o = plan.options;
-  if (o.assumptions.roofline) return "roofline alone: peak rates, nothing else";
-  if (o.hardware.fitted) {
-    return plan.stand_ins.empty()
-               ? "efficiencies fitted to measurements"
-               : fmt::format("efficiencies fitted to measurements, but not of {}: the nearest stand in",
-                             fmt::join(plan.stand_ins, ", "));
-  }
-  return "efficiencies not measured on this device" +
-         (o.hardware.curves_from.empty() ? std::string() : fmt::format(", curves of {}", o.hardware.curves_from));
-}
-
 void print_title(const DecodePlan& plan) {
   const DecodePlanOptions& o = plan.options;
   fmt::print("{} on {}: decoding at {} tokens of context, up to {} devices\n", o.problem.config.name, o.hardware.name,
-             context_text(o.problem.context), o.search.max_devices);
+             tokens_text(o.problem.context), o.search.max_devices);
   fmt::print("  weights {}, cache {}, exchanged in {}; {}\n", name_of(o.problem.precision.weights),
-             name_of(o.problem.precision.cache), name_of(o.problem.precision.activations), hardware_text(plan));
+             name_of(o.problem.precision.cache), name_of(o.problem.precision.activations),
+             efficiency_text(o.hardware, o.assumptions.roofline, plan.stand_ins));
   fmt::print("  {} configurations examined, {} priced in {:.2f} s on one core\n", plan.search.examined,
              plan.search.points.size(), plan.search.seconds);
   for (int i = 1; i < kNumUnfit; ++i) {
@@ -171,13 +148,7 @@ void print_chosen(const DecodePlan& plan) {
     fmt::print("\n{}: {} at batch {} on {} devices\n", c.question, c.layout, c.point.batch, c.point.devices);
     fmt::print("  {} a token, {:.1f} tokens/s/user, {:.1f} tokens/s/device; bound by {}\n",
                format_seconds(c.point.step_s), c.point.per_user(), c.point.per_device(), c.bound);
-    std::string parts;
-    for (const StepShare& share : shares_of(c.time)) {
-      if (share.seconds == 0) continue;
-      parts += fmt::format("{}{} {}{}", parts.empty() ? "" : ", ", share.name, share.seconds < 0 ? "−" : "",
-                           format_seconds(std::abs(share.seconds)));
-    }
-    fmt::print("  time: {}\n", parts);
+    fmt::print("  time: {}\n", parts_text(shares_of(c.time)));
     fmt::print("  memory of a device: weights {}, cache {}, workspace {}\n", format_bytes(c.memory.weights),
                format_bytes(c.memory.cache), format_bytes(c.memory.workspace));
     if (c.next) {
@@ -187,12 +158,7 @@ void print_chosen(const DecodePlan& plan) {
   }
   const ChosenLayout& first = plan.chosen.front();
   fmt::print("\nLongest operations of {}\n", first.layout);
-  Table table({"operation", "times", "a step", "bound by"});
-  for (std::size_t i = 0; i < std::min<std::size_t>(8, first.operations.size()); ++i) {
-    const PricedOperation& op = first.operations[i];
-    table.add({op.operation.name, fmt::format("{}", op.times), format_seconds(op.seconds), op.bound});
-  }
-  fmt::print("{}", table.text());
+  fmt::print("{}", operations_text(first.operations));
 }
 
 void print_sensitivity(const Sensitivity& s) {
@@ -216,14 +182,8 @@ void print_sensitivity(const Sensitivity& s) {
   fmt::print("{}", table.text());
 }
 
-void write_text(const char* option, const std::string& file, const std::string& text) {
-  std::ofstream out(file);
-  out << text << "\n";
-  out.close();
-  if (!out) throw Error(fmt::format("{} {}: can't be written: {}", option, file, std::strerror(errno)));
-}
-
 int run_decode(const DecodeArguments& a) {
+  a.files.check();
   DecodePlanOptions options = options_of(a);
   const DecodePlan plan = [&] {
     Progress progress;
@@ -235,10 +195,7 @@ int run_decode(const DecodeArguments& a) {
   print_chosen(plan);
   if (plan.sensitivity) print_sensitivity(*plan.sensitivity);
   fmt::print("\nPredictions of a model of the hardware, not measurements (docs/planner.md).\n");
-  nlohmann::json json = machine_json(1, 0);
-  json.update(to_json(plan));
-  if (!a.json_file.empty()) write_text("--json", a.json_file, json.dump(2));
-  if (!a.html_file.empty()) write_text("--html", a.html_file, decode_html(json));
+  a.files.write(to_json(plan));
   return 0;
 }
 
@@ -271,8 +228,8 @@ void add_plan_decode(CLI::App& plan, int& exit_code) {
   command->add_option("--fp4-efficiency", a->fp4_efficiency, "share of the FP4 rate that is reached")
       ->check(CLI::Range(0.01, 1.0));
   command->add_flag("--no-sensitivity", a->no_sensitivity, "leave out the study of assumptions");
-  command->add_option("--json", a->json_file, "write the plan as JSON");
-  command->add_option("--html", a->html_file, "write the plan as one HTML page that needs no network");
+  command->add_option("--json", a->files.json, "write the plan as JSON");
+  command->add_option("--html", a->files.html, "write the plan as one HTML page that needs no network");
   command->callback([a, &exit_code] { exit_code = run_decode(*a); });
 }
 

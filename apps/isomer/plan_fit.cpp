@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "apps/isomer/output_file.h"
 #include "apps/isomer/plan_commands.h"
 #include "apps/isomer/table.h"
 #include "core/error.h"
@@ -62,13 +62,6 @@ json description_of(const std::string& base) {
   return parse_json(read_text_file(base, 64 << 20), base);
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw Error(fmt::format("{}: could not be written", path));
-}
-
 std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
 void print(const std::vector<Curve>& curves) {
@@ -99,6 +92,11 @@ json report(const std::vector<Curve>& curves, const std::vector<std::string>& sk
 }
 
 void run(const Options& options) {
+  check_output_file("--out", options.out);
+  check_output_file("--json", options.json_path);
+  check_different_files("--out", options.out, "--json", options.json_path);
+  check_different_files("--out", options.out, "--table", options.table);
+  check_different_files("--json", options.json_path, "--table", options.table);
   const Inputs inputs = read_inputs(options);
   const Hardware hardware = load_hardware(inputs.base);
   json description = description_of(inputs.base);
@@ -113,14 +111,14 @@ void run(const Options& options) {
     invalid_argument("plan fit: no operation has {} rows of one kind to fit to", kFewestRows);
   }
   description.erase("curves_from");
-  if (!options.table.empty()) description["name"] = std::filesystem::path(options.out).stem().string();
+  if (!options.table.empty()) description["name"] = printable(std::filesystem::path(options.out).stem().string(), 90);
   const std::string text = hardware_text(with_curves(description, curves, fit_json(inputs.data)));
   parse_hardware(parse_json(text, options.out), options.out);  // what is written must load again
-  write_file(options.out, text);
+  write_output_file("--out", options.out, text);
   print(curves);
   for (const auto& label : skipped) fmt::print("too few rows, not fitted: {}\n", label);
   fmt::print("wrote {}\n", options.out);
-  if (!options.json_path.empty()) write_file(options.json_path, report(curves, skipped, options).dump(2) + "\n");
+  if (!options.json_path.empty()) write_output_file("--json", options.json_path, report(curves, skipped, options));
 }
 
 }  // namespace

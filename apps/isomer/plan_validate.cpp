@@ -1,10 +1,10 @@
 // isomer plan validate: the committed curves against measured operations.
 #include <fmt/format.h>
 
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "apps/isomer/output_file.h"
 #include "apps/isomer/plan_commands.h"
 #include "apps/isomer/table.h"
 #include "core/error.h"
@@ -132,10 +132,7 @@ void write_json(const std::vector<SystemReport>& reports, const std::string& pat
     for (const Validation& v : report.families) system["families"].push_back(to_json(v));
     result["systems"].push_back(std::move(system));
   }
-  std::ofstream file(path);
-  file << result.dump(2) << '\n';
-  file.close();
-  if (!file) throw Error(fmt::format("{}: could not be written", path));
+  write_output_file("--json", path, result);
 }
 
 std::vector<SystemReport> run(const Options& options) {
@@ -172,6 +169,8 @@ void add_plan_validate(CLI::App& plan, int& exit_code) {
   command->add_flag("--extrapolate", options->extrapolate, "also: how far fits carry beyond the rows that they saw");
   command->add_option("--json", options->json_path, "write the same as JSON to this file");
   command->callback([options, &exit_code] {
+    check_output_file("--json", options->json_path);
+    check_different_files("--json", options->json_path, "--table", options->table);
     const auto reports = run(*options);
     bool within = true;
     for (const auto& report : reports) {

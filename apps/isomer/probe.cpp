@@ -1,11 +1,11 @@
 // isomer probe: this machine as a hardware file for the planner.
 #include <fmt/format.h>
 
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "apps/isomer/commands.h"
+#include "apps/isomer/output_file.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
 #include "core/error.h"
@@ -24,13 +24,6 @@ struct Options {
   std::string out, json_path;
   ProbeOptions probe;
 };
-
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw Error(fmt::format("{}: could not be written", path));
-}
 
 std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
@@ -66,6 +59,9 @@ json report(const ProbeResult& result, const Options& options, double seconds) {
 }
 
 void run(const Options& options) {
+  check_output_file("--out", options.out);
+  check_output_file("--json", options.json_path);
+  check_different_files("--out", options.out, "--json", options.json_path);
   const double begin_s = wall_clock_s();
   const ProbeResult result = [&] {
     Progress progress;
@@ -75,11 +71,11 @@ void run(const Options& options) {
   }();
   const std::string text = hardware_text(result.hardware);
   const Hardware hardware = parse_hardware(parse_json(text, options.out), options.out);
-  write_file(options.out, text);
+  write_output_file("--out", options.out, text);
   print(result, hardware);
   const double seconds = wall_clock_s() - begin_s;
   fmt::print("{} shapes in {:.0f} s; wrote {}\n", result.num_shapes, seconds, options.out);
-  if (!options.json_path.empty()) write_file(options.json_path, report(result, options, seconds).dump(2) + "\n");
+  if (!options.json_path.empty()) write_output_file("--json", options.json_path, report(result, options, seconds));
 }
 
 }  // namespace

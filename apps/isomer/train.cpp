@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "apps/isomer/commands.h"
+#include "apps/isomer/output_file.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/train_setup.h"
 #include "apps/isomer/units.h"

@@ -2,12 +2,12 @@
 
 #include <charconv>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "model/json_text.h"
 
 namespace isomer {
 
@@ -16,22 +16,38 @@ namespace {
 /// Splits "5.5us" into number and unit. False if there is no number in front.
 bool split_unit(const std::string& text, double& number, std::string& unit) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc::result_out_of_range) number = std::numeric_limits<double>::infinity();
   unit.assign(end, text.data() + text.size());
-  return error == std::errc() && std::isfinite(number) && number >= 0;
+  return error != std::errc::invalid_argument && !std::isnan(number);
 }
 
-double scaled(const std::string& what, const std::string& text,
-              const std::vector<std::pair<std::string, double>>& units) {
+using Units = std::vector<std::pair<std::string, double>>;
+
+/// "1 us": in the largest unit that keeps it at 1 or more.
+std::string in_units(double value, const Units& units) {
+  auto best = units.front();
+  for (const auto& unit : units) {
+    if (value >= unit.second) best = unit;
+  }
+  return fmt::format("{:g}{}", value / best.second, best.first);
+}
+
+/// `units` ascending. What lies outside [low, high] is refused with the limit that it misses.
+double scaled(const std::string& what, const std::string& text, const Units& units, double low, double high) {
   double number = 0;
   std::string unit;
   if (split_unit(text, number, unit)) {
     for (const auto& [name, factor] : units) {
-      if (unit == name) return number * factor;
+      if (unit != name) continue;
+      const double value = number * factor;
+      if (value >= low && value <= high) return value;
+      invalid_argument("{} {}: must be {} {}", what, printable(text), value < low ? "at least" : "at most",
+                       in_units(value < low ? low : high, units));
     }
   }
   std::string known;
   for (const auto& [name, factor] : units) known += (known.empty() ? "" : ", ") + name;
-  invalid_argument("{} '{}': expected a number followed by one of {}", what, text, known);
+  invalid_argument("{} '{}': expected a number followed by one of {}", what, printable(text), known);
 }
 
 }  // namespace
@@ -45,13 +61,13 @@ std::int64_t parse_count(const std::string& option, const std::string& text, std
   if (unit == "K" || unit == "k") factor = 1024;
   if (unit == "M" || unit == "m") factor = 1024 * 1024;
   if (error == std::errc::result_out_of_range) {
-    invalid_argument("{} {}: must lie between {} and {}", option, text, minimum, maximum);
+    invalid_argument("{} {}: must lie between {} and {}", option, printable(text), minimum, maximum);
   }
   if (error != std::errc() || (factor == 1 && !unit.empty())) {
-    invalid_argument("{} '{}': expected a whole number such as 2048, 16K or 1M", option, text);
+    invalid_argument("{} '{}': expected a whole number such as 2048, 16K or 1M", option, printable(text));
   }
   if (number < 0 || number > maximum / factor || number * factor < minimum) {
-    invalid_argument("{} {}: must lie between {} and {}", option, text, minimum, maximum);
+    invalid_argument("{} {}: must lie between {} and {}", option, printable(text), minimum, maximum);
   }
   return number * factor;
 }
@@ -66,16 +82,16 @@ std::uint64_t parse_seed(const std::string& text) {
   return seed;
 }
 
-double parse_seconds(const std::string& option, const std::string& text) {
-  return scaled(option, text, {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}});
+double parse_seconds(const std::string& option, const std::string& text, double low, double high) {
+  return scaled(option, text, {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}}, low, high);
 }
 
-double parse_bytes(const std::string& option, const std::string& text) {
-  return scaled(option, text, {{"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}});
+double parse_bytes(const std::string& option, const std::string& text, double low, double high) {
+  return scaled(option, text, {{"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}}, low, high);
 }
 
-double parse_bandwidth(const std::string& option, const std::string& text) {
-  return scaled(option, text, {{"B/s", 1}, {"KB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}, {"TB/s", 1e12}});
+double parse_bandwidth(const std::string& option, const std::string& text, double low, double high) {
+  return scaled(option, text, {{"B/s", 1}, {"KB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}, {"TB/s", 1e12}}, low, high);
 }
 
 LinkModel parse_link(const std::string& text) {
@@ -95,33 +111,6 @@ LinkModel parse_link(const std::string& text) {
     invalid_argument("--link '{}': the bandwidth must be at least {} B/s", text, kMinBandwidth);
   }
   return link;
-}
-
-void check_output_file(const std::string& option, const std::string& file) {
-  if (file.empty()) return;
-  const std::filesystem::path path(file), folder = path.parent_path();
-  if (!folder.empty() && !std::filesystem::is_directory(folder)) {
-    invalid_argument("{} {}: there is no directory '{}'; make it first", option, file, folder.string());
-  }
-  if (std::filesystem::is_directory(path))
-    invalid_argument("{} {}: it is a directory; name a file in it", option, file);
-}
-
-std::string format_bytes(double bytes) {
-  const char* const units[] = {"B", "kB", "MB", "GB", "TB"};
-  int unit = 0;
-  while (bytes >= 999.95 && unit < 4) {
-    bytes /= 1000;
-    ++unit;
-  }
-  if (unit == 0) return fmt::format("{:.0f} B", bytes);
-  return fmt::format("{:.{}f} {}", bytes, bytes < 9.995 ? 2 : 1, units[unit]);
-}
-
-std::string format_seconds(double seconds) {
-  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
-  if (seconds < 1) return fmt::format("{:.1f} ms", seconds * 1e3);
-  return fmt::format("{:.2f} s", seconds);
 }
 
 }  // namespace isomer

@@ -45,13 +45,15 @@ KvCache::KvCache(RankContext& ctx, const CacheOptions& options) : options_(optio
   check_options(options_);
   const CacheRowShape& row = options_.row;
   const std::int64_t rows = options_.num_pages * options_.page_tokens;
+  const auto pools = [&](std::string_view name, std::int64_t width) {  // in one piece, which is enough for huge pages
+    return ctx.empty(name, MemoryClass::cache, options_.dtype, {options_.num_layers, rows, row.num_heads, width});
+  };
+  const bool latent = row.values_are_key_parts;
+  const Tensor keys = pools(latent ? "latent cache" : "key cache", row.key_width);
+  const Tensor values = latent ? Tensor() : pools("value cache", row.value_width);
   for (std::int64_t layer = 0; layer < options_.num_layers; ++layer) {
-    const bool latent = row.values_are_key_parts;
-    keys_.push_back(ctx.empty(latent ? "latent cache" : "key cache", MemoryClass::cache, options_.dtype,
-                              {rows, row.num_heads, row.key_width}));
-    values_.push_back(
-        latent ? keys_.back().slice(2, 0, row.value_width)
-               : ctx.empty("value cache", MemoryClass::cache, options_.dtype, {rows, row.num_heads, row.value_width}));
+    keys_.push_back(keys.select(0, layer));
+    values_.push_back(latent ? keys_.back().slice(2, 0, row.value_width) : values.select(0, layer));
   }
   for (std::int64_t page = options_.num_pages; page-- > 0;) free_.push_back(page);
 }

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <new>
 
+#include "core/huge_pages.h"
+
 namespace isomer {
 
 namespace {
@@ -15,14 +17,13 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 // Rows of one head lie kilobytes apart, so kernels that walk a head touch a page a row; in small pages they spend
 // several per cent of their time in page walks.
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kHugePagesFrom = 2 * kHugePage;
+constexpr std::size_t kHugePagesFrom = 2 * kHugePageBytes;
 
 /// Memory of `bytes`, in huge pages where it is large and the system has them; null if there is none.
 void* allocate(std::size_t bytes) {
   if (bytes < kHugePagesFrom) return std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
-  const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  void* data = std::aligned_alloc(kHugePage, rounded);
+  const std::size_t rounded = (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  void* data = std::aligned_alloc(kHugePageBytes, rounded);
   if (data != nullptr) madvise(data, rounded, MADV_HUGEPAGE);  // advice: what it says about success does not matter
   return data;
 }

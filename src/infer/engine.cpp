@@ -143,7 +143,8 @@ Tensor Engine::of_all_groups(RankContext& ctx, std::span<const Input> inputs, co
   const auto make = [&](std::string_view name) {
     return ctx.empty(name, MemoryClass::communication, x.dtype(), {begin.back(), x.size(1)});
   };
-  const Tensor by_group = make("x by groups"), all = make("x of all groups");
+  const Tensor by_group = make("x by groups");
+  Tensor all = make("x of all groups");
   std::vector<Tensor> receive;
   for (std::size_t group = 0; group + 1 < begin.size(); ++group) {
     receive.push_back(by_group.slice(0, begin[group], begin[group + 1] - begin[group]));
@@ -170,8 +171,8 @@ Tensor Engine::forward(RankContext& ctx, std::span<const Input> inputs, std::spa
   const std::int64_t parts = std::min<std::int64_t>(pipeline_->num_stages(), count);
   std::int64_t rows = 0, row = 0;
   for (const Input& input : inputs) rows += static_cast<std::int64_t>(input.ids.size());
-  const Tensor all = ctx.empty("x of the last stage", MemoryClass::workspace, model_.explicit_part.weights.norm.dtype(),
-                               {rows, options_.config.hidden_size});
+  Tensor all = ctx.empty("x of the last stage", MemoryClass::workspace, model_.explicit_part.weights.norm.dtype(),
+                         {rows, options_.config.hidden_size});
   std::vector<Work> works;
   for (std::int64_t part = 0; part < parts; ++part) {
     const IndexRange range = balanced_part(count, parts, part);
@@ -207,7 +208,7 @@ Tensor Engine::prefill(RankContext& ctx, int sequence, std::span<const std::int3
     begin += length;
     done += length;
     if (rows == LogitRows::all) {
-      const Tensor part = logits(ctx, x);
+      Tensor part = logits(ctx, x);
       if (length == count) return part;
       if (!all) all = ctx.empty("logits of a prompt", MemoryClass::workspace, part.dtype(), {count, part.size(1)});
       copy(ctx, "collect logits", part, all.slice(0, done - length, length));

@@ -105,6 +105,7 @@ struct AttentionBlockKernels {
   void (*backward)(const AttentionProblem& problem, const BackwardTask& task, char* scratch);
 };
 
+extern const AttentionBlockKernels kAttentionFewAvx512Bf16;      // the same for few columns
 extern const AttentionBlockKernels kAttentionAvx512Bf16;         // bfloat16 products
 extern const AttentionBlockKernels kAttentionAvx512;             // float32
 extern const AttentionBlockKernels kAttentionAvx512StorageBf16;  // bfloat16 storage, float32 products

@@ -15,7 +15,23 @@ std::string needs(DType wanted, bool supported, std::string_view instructions, c
   return {};
 }
 
+/// Few columns, in whole vectors of 32 elements, without a part that heads share.
+std::string needs_few(const AttentionShape& s) {
+  constexpr std::int64_t kColumns = 4, kVector = 32;
+  const std::string reason = needs(DType::bf16, cpu_features().avx512bf16, "AVX-512 BF16", s);
+  if (!reason.empty()) return reason;
+  if (s.num_columns() < 1 || s.num_columns() > kColumns) {
+    return fmt::format("for 1 to {} queries that share a key head, there are {}", kColumns, s.num_columns());
+  }
+  if (s.rope_width > 0) return "keys have a part that heads share";
+  if (s.key_width < 1 || s.key_width % kVector != 0 || s.value_width < 1 || s.value_width % kVector != 0) {
+    return fmt::format("widths {} and {} are not whole vectors of {}", s.key_width, s.value_width, kVector);
+  }
+  return {};
+}
+
 constexpr AttentionImplementation kImplementations[] = {
+    {"few_avx512bf16", needs_few, &kAttentionFewAvx512Bf16},
     {"avx512bf16",
      [](const AttentionShape& s) { return needs(DType::bf16, cpu_features().avx512bf16, "AVX-512 BF16", s); },
      &kAttentionAvx512Bf16},

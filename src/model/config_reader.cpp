@@ -70,6 +70,18 @@ std::string ConfigReader::text_or(const char* key, std::string absent) const {
   return has(key) ? text(key) : std::move(absent);
 }
 
+std::string ConfigReader::plain_text(const char* key) const {
+  constexpr std::size_t kMaxBytes = 4096;
+  std::string found = text(key);
+  if (found.size() > kMaxBytes) wrong(key, fmt::format("at most {} bytes of text", kMaxBytes));
+  if (printable(found, kMaxBytes) != found) wrong(key, "text without control characters");
+  return found;
+}
+
+std::string ConfigReader::plain_text_or(const char* key, std::string absent) const {
+  return has(key) ? plain_text(key) : std::move(absent);
+}
+
 std::vector<double> ConfigReader::numbers(const char* key, std::size_t size, double low, double high) const {
   const auto& found = value(key);
   if (!found.is_array() || found.size() != size) wrong(key, fmt::format("an array of {} numbers", size));

@@ -30,6 +30,9 @@ class ConfigReader {
   bool boolean_or(const char* key, bool absent) const;
   std::string text(const char* key) const;
   std::string text_or(const char* key, std::string absent) const;
+  /// A string that is to be printed as it stands: without control characters, which a terminal would obey.
+  std::string plain_text(const char* key) const;
+  std::string plain_text_or(const char* key, std::string absent) const;
   /// A list of `size` finite numbers in [low, high].
   std::vector<double> numbers(const char* key, std::size_t size, double low, double high) const;
   const nlohmann::json& value(const char* key) const;

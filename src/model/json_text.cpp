@@ -165,9 +165,12 @@ std::string printable(std::string_view text, std::size_t limit) {
   while (!text.empty() && out.size() < limit) {
     const auto length = utf8_length(text);
     const auto byte = static_cast<unsigned char>(text[0]);
-    if (length == 0 || byte < 0x20 || byte == 0x7f) {
-      out += fmt::format("\\x{:02x}", byte);
-      text.remove_prefix(1);
+    // U+0080 to U+009F are control characters too, which terminals may obey.
+    const bool high_control = length == 2 && byte == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
+    if (length == 0 || byte < 0x20 || byte == 0x7f || high_control) {
+      const std::size_t count = high_control ? 2 : 1;
+      for (std::size_t i = 0; i < count; ++i) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
+      text.remove_prefix(count);
     } else {
       out += text.substr(0, length);
       text.remove_prefix(length);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/huge_pages.h"
 #include "model/checkpoint.h"
 #include "model/random.h"
 
@@ -98,6 +99,9 @@ ModelWeights load_model_weights(const Checkpoint& checkpoint, const ModelConfig&
     return checkpoint.read(name, is_correction_bias(name) && dtype == DType::bf16 ? DType::f32 : dtype);
   });
   for (std::size_t l = 0; l < attention.size(); ++l) weights.layers[l].attention = std::move(attention[l]);
+  std::vector<Tensor> tensors;
+  weights.for_each([&](const std::string&, const Tensor& tensor) { tensors.push_back(tensor); });
+  collapse_into_huge_pages(tensors);
   return weights;
 }
 

@@ -107,7 +107,7 @@ Curve parse_curve(const json& object, const std::string& where) {
   curve.compute = enum_value<Precision>(reader, "compute", kNumPrecisions);
   curve.storage = enum_value<Precision>(reader, "storage", kNumPrecisions);
   if (reader.has("load")) curve.load = enum_value<ExpertLoad>(reader, "load", 3);
-  curve.variant = reader.text_or("variant", "");
+  curve.variant = reader.plain_text_or("variant", "");
   curve.priced = reader.boolean_or("priced", true);
   curve.max_devices = static_cast<int>(reader.integer_or("max_devices", 0, 1 << 20, 0));
   curve.launch_s = reader.number("launch_s", 0, 1);

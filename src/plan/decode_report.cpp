@@ -1,30 +1,16 @@
 #include "plan/decode_report.h"
 
 #include <algorithm>
-#include <map>
 
 #include "core/error.h"
-#include "plan/curves.h"
+#include "core/quantity_text.h"
+#include "plan/explain.h"
 
 namespace isomer {
 
 namespace {
 
 bool may_win(const DecodeLayout& layout) { return layout.shards.is_exact(); }
-
-/// What most of the step goes to, over all operations of the same bound.
-std::string bound_of_step(const std::vector<PricedOperation>& operations) {
-  std::map<std::string, double> by_bound;
-  double total = 0;
-  for (const PricedOperation& op : operations) {
-    by_bound[op.bound] += op.seconds;
-    total += op.seconds;
-  }
-  const auto largest = std::max_element(by_bound.begin(), by_bound.end(),
-                                        [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (largest == by_bound.end()) return "nothing";
-  return fmt::format("{}, {:.0f} % of the step", largest->first, 100 * largest->second / total);
-}
 
 ChosenLayout explain(const DecodePlan& plan, const std::string& question, const DecodePoint& point,
                      const Objective& objective) {
@@ -54,33 +40,15 @@ void refuse_memory(const DecodePlan& plan) {
   }
   const double capacity =
       o.problem.memory_limit_bytes > 0 ? o.problem.memory_limit_bytes : plan.assumed.memory_capacity_bytes;
+  const DecodeMemory& m = least->memory;
   invalid_argument(
-      "nothing fits: memory binds. {} with {} tokens a sequence on up to {} devices of {:.1f} GB: the layout that "
-      "needs "
-      "least, {} at batch {}, takes {:.1f} GB a device (weights {:.1f}, cache {:.1f}, workspace {:.1f}, reserved "
-      "{:.1f}); "
-      "give it more devices, a narrower precision or a shorter context",
-      o.problem.config.name, o.problem.context, o.search.max_devices, capacity / 1e9, to_string(least->layout),
-      least->batch, least->memory.total() / 1e9, least->memory.weights / 1e9, least->memory.cache / 1e9,
-      least->memory.workspace / 1e9, least->memory.reserved / 1e9);
-}
-
-/// Fitted hardware is fitted to what its tables have: names what of the chosen layouts is priced by another curve.
-std::vector<std::string> stand_ins_of(const DecodePlan& plan) {
-  std::vector<std::string> names;
-  if (!plan.assumed.fitted || plan.assumed.roofline) return names;
-  for (const ChosenLayout& chosen : plan.chosen) {
-    for (const PricedOperation& priced : chosen.operations) {
-      const Operation& op = priced.operation;
-      if (priced.seconds <= 0 || op.kind == OperationKind::elementwise) continue;
-      const Precision compute = plan.assumed.compute_precision(op.compute);
-      if (plan.assumed.curves->find(op.kind, compute, op.storage, plan.assumed.expert_load).exact) continue;
-      std::string name(name_of(op.kind));
-      if (!is_collective(op.kind)) name += fmt::format(" {}/{}", name_of(compute), name_of(op.storage));
-      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
-    }
-  }
-  return names;
+      "nothing fits: memory binds. {} with {} tokens a sequence on up to {} devices of {}: the layout that needs "
+      "least, "
+      "{} at batch {}, takes {} a device (weights {}, cache {}, workspace {}, reserved {}); give it more devices, a "
+      "narrower precision or a shorter context",
+      o.problem.config.name, o.problem.context, o.search.max_devices, format_bytes(capacity), to_string(least->layout),
+      least->batch, format_bytes(m.total()), format_bytes(m.weights), format_bytes(m.cache), format_bytes(m.workspace),
+      format_bytes(m.reserved));
 }
 
 void choose(DecodePlan& plan) {
@@ -149,7 +117,7 @@ DecodePlan plan_decode(DecodePlanOptions options) {
   o.progress("searching");
   plan.search = search_decode(o.problem, plan.assumed, o.search);
   choose(plan);
-  plan.stand_ins = stand_ins_of(plan);
+  for (const ChosenLayout& chosen : plan.chosen) add_stand_ins(plan.assumed, chosen.operations, plan.stand_ins);
   collect_frontiers(plan);
   if (o.sensitivity) {
     plan.sensitivity =

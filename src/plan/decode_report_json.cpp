@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "plan/decode_report.h"
+#include "plan/report_json.h"
 
 namespace isomer {
 
@@ -15,27 +16,13 @@ nlohmann::json json_of(const DecodePlan& plan, const DecodePoint& point) {
           {"tokens_per_s_per_device", point.per_device()}};
 }
 
-nlohmann::json json_of(const StepTime& time) {
-  auto json = nlohmann::json::array();
-  for (const StepShare& share : shares_of(time)) json.push_back({{"part", share.name}, {"seconds", share.seconds}});
-  return json;
-}
-
 nlohmann::json json_of(const DecodePlan& plan, const ChosenLayout& chosen) {
   auto json = json_of(plan, chosen.point);
-  auto operations = nlohmann::json::array();
-  for (const PricedOperation& op : chosen.operations) {
-    operations.push_back({{"name", op.operation.name},
-                          {"kind", name_of(op.operation.kind)},
-                          {"times", op.times},
-                          {"seconds", op.seconds},
-                          {"bound", op.bound}});
-  }
   json.update({{"question", chosen.question},
                {"bound", chosen.bound},
-               {"time", json_of(chosen.time)},
+               {"time", time_json(shares_of(chosen.time))},
                {"hop_b_parts", chosen.time.parts},
-               {"operations", operations},
+               {"operations", operations_json(chosen.operations)},
                {"memory_bytes",
                 {{"weights", chosen.memory.weights},
                  {"cache", chosen.memory.cache},
@@ -74,12 +61,6 @@ nlohmann::json json_of(const Sensitivity& sensitivity) {
 
 nlohmann::json to_json(const DecodePlan& plan) {
   const DecodePlanOptions& o = plan.options;
-  auto unfit = nlohmann::json::array();
-  for (int i = 1; i < kNumUnfit; ++i) {
-    if (const auto count = plan.search.unfit[static_cast<std::size_t>(i)]; count > 0) {
-      unfit.push_back({{"reason", reason_of(static_cast<Unfit>(i))}, {"count", count}});
-    }
-  }
   auto frontiers = nlohmann::json::array();
   for (const FamilyFrontier& frontier : plan.frontiers) {
     auto points = nlohmann::json::array();
@@ -102,11 +83,8 @@ nlohmann::json to_json(const DecodePlan& plan) {
                           {{"weights", name_of(o.problem.precision.weights)},
                            {"cache", name_of(o.problem.precision.cache)},
                            {"activations", name_of(o.problem.precision.activations)}}},
-                         {"configurations",
-                          {{"examined", plan.search.examined},
-                           {"priced", plan.search.points.size()},
-                           {"omitted", unfit},
-                           {"seconds", plan.search.seconds}}},
+                         {"configurations", configurations_json<Unfit>(plan.search.examined, plan.search.points.size(),
+                                                                       plan.search.unfit, plan.search.seconds)},
                          {"frontiers", frontiers},
                          {"overall", overall},
                          {"chosen", chosen}};

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "plan/decode_enumerate.h"
+#include "plan/explain.h"
 
 namespace isomer {
 
@@ -129,14 +130,8 @@ std::optional<Neighbour> next_best(const DecodeProblem& problem, const Hardware&
     for (StepShare& share : shares) share.seconds *= scale;
     return shares;
   };
-  const auto ours = spent(chosen), theirs = spent(*next);
-  std::size_t worst = 0;
-  for (std::size_t i = 1; i < ours.size(); ++i) {
-    if (theirs[i].seconds - ours[i].seconds > theirs[worst].seconds - ours[worst].seconds) worst = i;
-  }
-  return Neighbour{
-      *next, fmt::format("{} {:+.0f} us {}", theirs[worst].name, 1e6 * (theirs[worst].seconds - ours[worst].seconds),
-                         objective.quickest ? "a step" : "of a device a token")};
+  return Neighbour{*next, fmt::format("{} {}", loses_on(spent(chosen), spent(*next)),
+                                      objective.quickest ? "a step" : "of a device a token")};
 }
 
 std::optional<LeastMemory> least_memory(const DecodeProblem& problem, const Hardware& hardware,

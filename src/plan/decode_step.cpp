@@ -171,7 +171,7 @@ StepTime decode_step_time(const DecodeProblem& problem, const Hardware& hardware
 }
 
 std::string bound_of(const Hardware& hardware, const Operation& op) {
-  constexpr double kLaunchShare = 1.0 / 3;
+  constexpr double kLaunchShare = 1.0 / 3, kLaunch_s = 100e-6;
   const OpCost cost = cost_of(op);
   const double seconds = seconds_of(hardware, op) / static_cast<double>(std::max<std::int64_t>(1, op.count));
   if (is_collective(op.kind)) {
@@ -180,7 +180,8 @@ std::string bound_of(const Hardware& hardware, const Operation& op) {
   }
   const double arithmetic = cost.flops / hardware.peak_flops_per_s(hardware.compute_precision(op.compute));
   const double memory = (cost.bytes_read + cost.bytes_written) / hardware.memory_bandwidth_bytes_per_s;
-  if (std::max(arithmetic, memory) < kLaunchShare * seconds) return "launch";
+  if (std::max(arithmetic, memory) < kLaunchShare * seconds)
+    return seconds < kLaunch_s ? "launch" : "kernel efficiency";
   return arithmetic > memory ? "arithmetic" : "memory";
 }
 

@@ -85,13 +85,14 @@ struct PricedOperation {
   Operation operation;
   double seconds = 0;      // over the whole step
   std::int64_t times = 1;  // in a step
-  std::string bound;       // "memory", "arithmetic", "link", "latency", "launch"
+  std::string bound;       // "memory", "arithmetic", "link bandwidth", "link latency", "launch", "kernel efficiency"
 };
 /// Every operation of a step, longest first.
 std::vector<PricedOperation> priced_operations(const DecodeProblem& problem, const Hardware& hardware,
                                                const DecodeLayout& layout, std::int64_t batch);
 
-/// What bounds an operation: the largest of its ideal times, or `launch` where they are under a third of its time.
+/// What bounds an operation: the largest of its ideal times, or, where they are under a third of its time, `launch` if
+/// that is short, else `kernel efficiency`.
 std::string bound_of(const Hardware& hardware, const Operation& operation);
 
 }  // namespace isomer

@@ -91,6 +91,11 @@ Hardware with_assumptions(const Hardware& hardware, const Assumptions& assumptio
   check_factor("link_bandwidth_factor", assumptions.link_bandwidth_factor, 0);
   check_factor("fp4_efficiency", assumptions.fp4_efficiency, 0);
   check_factor("overlap_contention", assumptions.overlap_contention, 1);
+  check_factor("kernel_efficiency", assumptions.kernel_efficiency, 0);
+  check_factor("backward_efficiency", assumptions.backward_efficiency, 0);
+  if (!(assumptions.link_overlap >= 0 && assumptions.link_overlap <= 1)) {
+    invalid_argument("assumption link_overlap = {}: must lie between 0 and 1", assumptions.link_overlap);
+  }
   if (assumptions.link_latency_s && !(*assumptions.link_latency_s >= 0 && *assumptions.link_latency_s <= 1)) {
     invalid_argument("assumption link_latency_s = {}: must lie between 0 and 1 s", *assumptions.link_latency_s);
   }
@@ -103,6 +108,9 @@ Hardware with_assumptions(const Hardware& hardware, const Assumptions& assumptio
   if (assumptions.exchange_precision) result.exchange_precision = assumptions.exchange_precision;
   result.fp4_efficiency = assumptions.fp4_efficiency;
   result.overlap_contention = assumptions.overlap_contention;
+  result.kernel_efficiency = assumptions.kernel_efficiency;
+  result.backward_efficiency = assumptions.backward_efficiency;
+  result.link_overlap = assumptions.link_overlap;
   result.roofline = assumptions.roofline;
   result.expert_load = assumptions.expert_load;
   return result;

@@ -50,6 +50,9 @@ struct Hardware {
   double fp4_efficiency = 1;
   /// While a collective and a kernel run beside each other, each takes this many times as long (1: no contention).
   double overlap_contention = 1;
+  double kernel_efficiency = 1;    // of everything but collectives, times its curves'
+  double backward_efficiency = 1;  // of attention's backward, times its forward's
+  double link_overlap = 0;         // share of a training step's links that runs beside kernels, as far as there are any
   std::optional<Precision> exchange_precision;  // of partial results that travel between devices
   std::optional<double> assumed_link_latency_s;
   ExpertLoad expert_load = ExpertLoad::balanced;
@@ -70,6 +73,9 @@ struct Assumptions {
   std::optional<Precision> exchange_precision;  // see Hardware
   double fp4_efficiency = 1;                    // times the rate of nvfp4 arithmetic
   double overlap_contention = 1;                // see Hardware; ≥ 1
+  double kernel_efficiency = 1;                 // see Hardware; > 0
+  double backward_efficiency = 1;               // see Hardware; > 0
+  double link_overlap = 0;                      // see Hardware; 0 to 1
   /// The published analyses' way: FLOPs / peak and bytes / bandwidth, the larger of both, nothing else; collectives
   /// latency × rounds + bytes / bandwidth, with the description's (or the assumed) latency.
   bool roofline = false;

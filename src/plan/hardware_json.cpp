@@ -55,7 +55,7 @@ void read_rates(const json& object, const std::string& where, Hardware& hardware
 LinkTier read_tier(const json& object, const std::string& where) {
   const ConfigReader reader(object, where);
   check_keys(object, where, {"name", "devices", "latency_s", "bandwidth_bytes_per_s"});
-  return {.name = reader.text("name"),
+  return {.name = reader.plain_text("name"),
           .devices = static_cast<int>(reader.integer("devices", 2, kMaxDevices)),
           .latency_s = reader.number("latency_s", 0, 1),
           .bandwidth_bytes_per_s = reader.number("bandwidth_bytes_per_s", 1e6, 1e14)};
@@ -77,9 +77,9 @@ void read_figures(const ConfigReader& reader, Hardware& hardware) {
   for (const json& object : list(reader, "figures", 0, kMaxFigures)) {
     const ConfigReader figure(object, reader.where() + ": figures");
     check_keys(object, figure.where(), {"figure", "source", "doubt"});
-    hardware.sources.push_back(figure.text("figure") + ": " + figure.text("source"));
-    const std::string doubt = figure.text_or("doubt", "");
-    if (!doubt.empty()) hardware.doubts.push_back(figure.text("figure") + ": " + doubt);
+    hardware.sources.push_back(figure.plain_text("figure") + ": " + figure.plain_text("source"));
+    const std::string doubt = figure.plain_text_or("doubt", "");
+    if (!doubt.empty()) hardware.doubts.push_back(figure.plain_text("figure") + ": " + doubt);
   }
 }
 
@@ -114,8 +114,12 @@ Hardware parse_hardware(const json& object, const std::string& where) {
               "curves_from"});
   reader.integer("schema_version", kHardwareSchemaVersion, kHardwareSchemaVersion);
   Hardware hardware;
-  hardware.name = reader.text("name");
-  hardware.description = reader.text_or("description", "");
+  hardware.name = reader.plain_text("name");
+  constexpr std::size_t kMaxName = 100;
+  if (hardware.name.empty() || hardware.name.size() > kMaxName) {
+    reader.wrong("name", fmt::format("1 to {} bytes of text", kMaxName));
+  }
+  hardware.description = reader.plain_text_or("description", "");
   read_memory(reader.value("memory"), where, hardware);
   read_rates(reader.value("flops_per_s"), where, hardware);
   read_tiers(reader, hardware);
@@ -124,7 +128,7 @@ Hardware parse_hardware(const json& object, const std::string& where) {
   hardware.fitted = !curves.empty();
   add_reach_doubts(curves, hardware);
   if (reader.has("curves_from")) {
-    const std::string from = reader.text("curves_from");
+    const std::string from = reader.plain_text("curves_from");
     if (!curves.empty()) reader.wrong("curves_from", "nothing, since there are curves of its own");
     hardware.curves = borrowed_curves(from, where);
     hardware.curves_from = from;

@@ -7,11 +7,11 @@
 
 namespace isomer {
 
-/// `plan`: to_json of a DecodePlan. The page marks itself: data-report="ready" on its body once drawn, "failed" with
-/// the message after any script error.
-std::string decode_html(const nlohmann::json& plan);
+/// `plan`: to_json of a DecodePlan or TrainPlan, told apart by its "command". The page marks itself:
+/// data-report="ready" on its body once drawn, "failed" with the message after any script error.
+std::string plan_html(const nlohmann::json& plan);
 
 /// Replaces what would end a script element early.
-std::string script_safe(std::string json_text);
+std::string script_safe(std::string_view json_text);
 
 }  // namespace isomer

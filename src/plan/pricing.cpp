@@ -80,10 +80,12 @@ double seconds_of(const Hardware& hardware, const Operation& op) {
   if (without_work(op, cost)) return 0;
   const auto count = static_cast<double>(op.count);
   const Precision compute = hardware.compute_precision(op.compute);
-  if (hardware.roofline) return count * roofline_seconds(hardware, op, cost, compute);
+  if (hardware.roofline && is_collective(op.kind)) return count * roofline_seconds(hardware, op, cost, compute);
   if (is_collective(op.kind)) return count * collective_seconds(hardware, op, cost);
+  const double kernels = count / hardware.kernel_efficiency;
+  if (hardware.roofline) return kernels * roofline_seconds(hardware, op, cost, compute);
   const auto& choice = hardware.curves->find(op.kind, compute, op.storage, hardware.expert_load);
-  return count * fastest(choice, op, cost, {compute_rate(hardware, compute), hardware.memory_bandwidth_bytes_per_s});
+  return kernels * fastest(choice, op, cost, {compute_rate(hardware, compute), hardware.memory_bandwidth_bytes_per_s});
 }
 
 }  // namespace isomer

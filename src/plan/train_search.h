@@ -1,11 +1,11 @@
-// The search over training layouts, and what `isomer plan train` says.
+// The search over training layouts, and its frontiers.
 #pragma once
 
 #include <array>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan/train_step.h"
@@ -13,53 +13,36 @@
 namespace isomer {
 
 struct TrainPoint {
-  std::uint32_t layout = 0;
+  std::uint32_t layout = 0;  // in TrainSearch::layouts
   double step_s = 0;
   double memory_bytes = 0;
 };
 
-struct TrainPlanOptions {
-  TrainProblem problem;
-  Hardware hardware;  // as described
-  Assumptions assumptions;
-  int devices = 1;
-  std::vector<std::string_view> schemes;  // empty: all
-  std::function<void(const std::string&)> progress = [](const std::string&) {};
-};
-
-/// The best layout of one scheme and SP, and why the next one loses to it.
-struct TrainChoice {
-  std::string scheme;
-  TrainPoint point;
-  TrainLayout layout;
-  TrainTime time;
-  TrainMemory memory;
-  TrainAttention attention;
-  double utilisation = 0;  // of peak FLOP/s, by the model's FLOPs
-};
-
-struct TrainRatio {
-  std::string assumption, value;
-  double ratio = 0;  // time of the best layout of `than` over that of `of`
-};
-
-struct TrainPlan {
-  TrainPlanOptions options;
-  Hardware assumed;
+struct TrainSearch {
   std::vector<TrainLayout> layouts;
   std::vector<TrainPoint> points;  // what fits, quickest first
   std::int64_t examined = 0;
   std::array<std::int64_t, kNumTrainUnfit> unfit{};
-  double seconds = 0;
-  std::vector<TrainChoice> best;        // over all, a few, quickest first
-  std::vector<TrainChoice> by_scheme;   // the best of each scheme with SP > 1
-  std::string next_why;                 // what the second of `best` loses on
-  std::string of, than;                 // quickest and slowest of by_scheme
-  std::vector<TrainRatio> sensitivity;  // of those two, under each assumption
+  double seconds = 0;  // of one thread
+  const TrainLayout& layout_of(const TrainPoint& point) const { return layouts[point.layout]; }
 };
 
-/// Throws std::invalid_argument where nothing fits: which limit binds and what is nearest.
-TrainPlan plan_train(TrainPlanOptions options);
-nlohmann::json to_json(const TrainPlan& plan);
+/// Prices every layout on exactly `devices` that fits.
+TrainSearch search_train(const TrainProblem& problem, const Hardware& hardware, int devices,
+                         const std::vector<std::string_view>& schemes);
+
+using TrainFilter = std::function<bool(const TrainLayout&)>;
+/// The quickest that the filter takes; nothing if there is none.
+std::optional<TrainPoint> quickest_point(const TrainSearch& search, const TrainFilter& filter);
+/// Points that no other of the same filter beats in both speed and memory, quickest first.
+std::vector<TrainPoint> memory_frontier(const TrainSearch& search, const TrainFilter& filter);
+
+/// The scheme that a sequence is spread by: that of the layout, or "without SP" where it lies on one rank.
+std::string family_of(const TrainLayout& layout);
+/// Ways that were in use before latents travelled: no sequence parallelism, heads exchanged (explicit), a ring of keys
+/// and values, and both.
+bool is_train_baseline(const TrainLayout& layout);
+/// Two layouts that differ in ZeRO and recomputation at most.
+bool same_train_axes(const TrainLayout& a, const TrainLayout& b);
 
 }  // namespace isomer

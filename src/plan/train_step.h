@@ -32,7 +32,13 @@ struct TrainAttention {
 };
 TrainAttention train_attention(const TrainProblem& problem, const TrainLayout& layout, int rank = 0);
 
-/// Seconds of one step of one device. Nothing runs beside anything else.
+/// Bytes of an element outside the attention block: bfloat16 activations and weights, float32 gradients.
+inline constexpr double kActivationBytes = 2, kWeightBytes = 2, kGradientBytes = 4;
+
+/// The layer as one TP rank sees it.
+ModelConfig train_columns(const TrainProblem& problem, const TrainLayout& layout);
+
+/// Seconds of one step of one device. Nothing runs beside anything else, unless the hardware is assumed to overlap.
 struct TrainTime {
   double core = 0, projections = 0, ffn = 0, head = 0;
   double sp_links = 0;                                    // the scheme's exchanges
@@ -40,9 +46,14 @@ struct TrainTime {
   double recompute = 0, bubble = 0;                       // priced, not executed
   double gradient_links = 0, zero_links = 0;              // sums of gradients; ZeRO-3's gathers
   double optimizer = 0;
+  double hidden = 0;  // of links beside kernels, under an assumed overlap
   double total() const;
 };
+/// What is hidden counts negative.
 std::vector<StepShare> shares_of(const TrainTime& time);
+/// Whether tests hold what a part of shares_of is priced from to a dry run of the executor; the others are priced, not
+/// executed.
+bool is_held_to_executor(std::string_view part, const TrainLayout& layout);
 
 /// Bytes of one device.
 struct TrainMemory {
@@ -51,6 +62,9 @@ struct TrainMemory {
 };
 
 TrainTime train_step_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
+/// Every operation of a step, longest first; they add up to the step but for the pipeline's bubble and what is hidden.
+std::vector<PricedOperation> train_operations(const TrainProblem& problem, const Hardware& hardware,
+                                              const TrainLayout& layout);
 /// One attention block alone, forward and backward: core, projections, exchanges of the scheme, recomputation.
 TrainTime attention_block_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
 TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);

@@ -175,6 +175,7 @@ OverlapLoss overlap_loss(const DecodeProblem& problem, const Hardware& hardware,
   for (const DecodePoint& point : frontier) {
     DecodeLayout layout = search.layout_of(point);
     layout.hop_b = true;
+    const std::string overlapped = to_string(layout);  // the search may have found it with hopb=off
     const double on = decode_step_time(problem, hardware, layout, point.batch).total();
     layout.hop_b = false;
     const StepTime off = decode_step_time(problem, hardware, layout, point.batch);
@@ -183,7 +184,7 @@ OverlapLoss overlap_loss(const DecodeProblem& problem, const Hardware& hardware,
     loss.links = std::max(loss.links, 100 * (off.exchange + off.attention_links + off.ffn_links) / off.total());
     if (percent <= loss.largest) continue;
     loss.largest = percent;
-    loss.layout = to_string(search.layout_of(point));
+    loss.layout = overlapped;
     loss.batch = point.batch;
   }
   return loss;

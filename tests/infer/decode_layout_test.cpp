@@ -175,9 +175,9 @@ TEST(DecodeLayouts, DataParallelSendsItsClosedForm) {
   }
 }
 
-// A row's experts are chosen at its own rank, and again where it arrives, beside other rows: both must choose alike
-// even where experts are as close as float32 has them, or an expert is left out or counted twice.
-TEST(DecodeLayouts, DataParallelRanksChooseAlike) {
+// A row's experts are chosen at its own rank, and again where it arrives: together the ranks compute each row's two
+// experts once, none left out or counted twice, with experts as close as float32 has them.
+TEST(DecodeLayouts, DataParallelRanksComputeEveryExpertOnce) {
   const ModelConfig config = latent_config();
   const ModelWeights weights = noisy_weights(config, DType::f32);
   for (std::size_t layer = 1; layer < 3; ++layer) {

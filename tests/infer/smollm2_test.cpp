@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "full_tests.h"
 #include "model/checkpoint.h"
 #include "study/program.h"
 
@@ -11,6 +12,7 @@ namespace isomer {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::full_tests;
 using ::testing::HasSubstr;
 using testing::run_isomer;
 using testing::text_of;
@@ -65,10 +67,21 @@ TEST_F(SmolLm2, AnswersAQuestion) {
   EXPECT_THAT(one["text"].get<std::string>(), HasSubstr("Paris"));
 }
 
+/// 9 query heads on 3 KV heads: layouts that share KV groups out evenly, unevenly (tpa=2), and beyond their number.
 TEST_F(SmolLm2, AnswersTheSameUnderOtherLayouts) {
-  const std::string question = "--prompt 'Name three primary colors.' --tokens 12 --layout ";
+  const std::string question =
+      fmt::format("--prompt 'Tell me a long story about a lighthouse.' --ignore-eos --tokens {} --layout ",
+                  full_tests() ? 256 : 12);
+  std::vector<std::string> layouts = {"tp:3", "kvp:3", "helix:kvp=2,tpa=2,tpf=4,ep=1"};
+  if (full_tests()) {
+    for (const char* layout : {"tp:9", "kvp:9", "pp:3", "helix:kvp=2,tpa=1,tpf=2,ep=1", "helix:kvp=2,tpa=3,tpf=6,ep=1",
+                               "helix:kvp=1,tpa=9,tpf=9,ep=1", "helix:kvp=2,tpa=3,tpf=6,ep=1,hopb=off",
+                               "helix:kvp=3,tpa=1,tpf=3,ep=1,q=gather", "medha:kvp=4,tpa=1", "medha:kvp=2,tpa=3"}) {
+      layouts.emplace_back(layout);
+    }
+  }
   const auto one = answer(question + "tp:1");
-  for (const char* layout : {"tp:3", "kvp:3"}) {
+  for (const std::string& layout : layouts) {
     EXPECT_EQ(answer(question + layout)["token_ids"], one["token_ids"]) << layout;
   }
 }

@@ -215,6 +215,42 @@ inline std::vector<AttentionCase> attention_cases() {
        .value_width = 3,
        .query_runs = {run(0, 2, 2047), run(2, 2, 0, 1), run(4, 1, 0, 2)},
        .key_runs = {run(0, 2049, 0), run(2049, 1050, 0, 1)}});
+  // One to four columns of whole vectors: grouped queries in decode.
+  add({.name = "few_one",
+       .num_heads = 2,
+       .num_kv_heads = 2,
+       .key_width = 32,
+       .value_width = 32,
+       .query_runs = {run(1, 1, 0)},
+       .key_runs = {run(2, 1, 0)}});
+  add({.name = "few_grouped",
+       .num_heads = 6,
+       .num_kv_heads = 2,
+       .key_width = 64,
+       .value_width = 96,
+       .query_runs = {run(1, 1, 276)},
+       .key_runs = {run(70, 64, 64), run(3, 64, 0), run(140, 64, 128, 0, 2), run(300, 101, 192)}});
+  add({.name = "few_queries_of_segments",
+       .num_heads = 2,
+       .num_kv_heads = 1,
+       .key_width = 128,
+       .value_width = 64,
+       .query_runs = {run(0, 1, 130), run(2, 1, 5, 3)},
+       .key_runs = {run(0, 133, 0), run(140, 40, 0, 3), run(190, 200, 0, 7)}});
+  add({.name = "few_split",
+       .num_heads = 1,
+       .num_kv_heads = 1,
+       .key_width = 64,
+       .value_width = 64,
+       .query_runs = {run(0, 4, 2999)},
+       .key_runs = {run(0, 3003, 0)}});
+  add({.name = "few_that_see_nothing",
+       .num_heads = 3,
+       .num_kv_heads = 1,
+       .key_width = 32,
+       .value_width = 64,
+       .query_runs = {run(0, 1, 5)},
+       .key_runs = {run(0, 200, 6)}});
   return cases;
 }
 

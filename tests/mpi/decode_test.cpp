@@ -27,12 +27,12 @@ TEST(MpiDecode, LogitsAreTheBitsOfThreads) {
   std::string ids;
   for (int i = 0; i < count; ++i) ids += fmt::format("{} ", (i * 37 + i / 7) % 400);
   f.write("ids.txt", ids);
-  std::vector<std::string> layouts = {"exact-latent:2", "helix:kvp=2,tpa=1"};
+  std::vector<std::string> layouts = {"exact-latent:2", "helix:kvp=2,tpa=1,q=gather",
+                                      "helix:kvp=2,tpa=2,tpf=1,ep=4,experts=gather", "dp-ep:2"};
   if (testing::full_tests())
     layouts.insert(layouts.end(),
                    {"tp:1", "tp:2", "tp:4", "kvp:2", "kvp:4", "exact-latent:4", "medha:kvp=2,tpa=2",
-                    "helix:kvp=4,tpa=1,tpf=2,ep=2,q=gather", "helix:kvp=2,tpa=2,tpf=1,ep=4,experts=gather",
-                    "helix:kvp=3,tpa=1,tpf=3,wuv=before,hopb=off"});
+                    "helix:kvp=4,tpa=1,tpf=2,ep=2,q=gather", "helix:kvp=3,tpa=1,tpf=3,wuv=before,hopb=off"});
   for (const std::string& layout : layouts) {
     for (const std::string backend : {"threads", "mpi"}) {
       const auto result = run_isomer(

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "model/json_text.h"
+#include "plan/builtin_hardware.h"
 #include "plan/curves.h"
 #include "plan/hardware.h"
 #include "plan/hardware_json.h"
@@ -187,6 +188,16 @@ TEST(Hardware, AssumptionsOutOfRangeAreNamed) {
   EXPECT_THAT(with({.overlap_contention = 0.5}), HasSubstr("overlap_contention = 0.5: must be a finite number of at"));
   EXPECT_THAT(with({.link_latency_s = -1}), HasSubstr("link_latency_s = -1"));
   EXPECT_THAT(with({.fp4_efficiency = std::nan("")}), HasSubstr("fp4_efficiency = nan"));
+}
+
+TEST(HardwareFiles, FittedOnesStandAsTheProgramWritesThem) {
+  int fitted = 0;
+  for (const auto& hardware : builtin_hardware()) {
+    if (!load_hardware(std::string(hardware.name)).fitted) continue;
+    ++fitted;
+    EXPECT_EQ(hardware_text(parse_json(hardware.json, hardware.name)), hardware.json) << hardware.name;
+  }
+  EXPECT_EQ(fitted, 3);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "plan/decode_report.h"
 #include "plan/html_report.h"
+#include "plan/train_report.h"
 
 namespace isomer {
 namespace {
@@ -26,6 +27,16 @@ DecodePlanOptions options_of(std::int64_t context, int devices) {
 const DecodePlan& small_plan() {
   static const DecodePlan plan = plan_decode(options_of(1 << 17, 16));
   return plan;
+}
+
+const nlohmann::json& train_json() {
+  static const nlohmann::json json = [] {
+    TrainPlanOptions o{.problem = {.config = load_model_config("deepseek-v2-lite"), .seq = 16384, .batch = 64},
+                       .hardware = load_hardware("h100"),
+                       .devices = 16};
+    return to_json(plan_train(std::move(o)));
+  }();
+  return json;
 }
 
 std::string complaint_of(DecodePlanOptions options) {
@@ -114,7 +125,7 @@ TEST(DecodePlan, SaysWhichLimitBindsAndWhatIsNearest) {
 }
 
 TEST(HtmlReport, IsOneFileThatAsksForNothing) {
-  const std::string page = decode_html(to_json(small_plan()));
+  const std::string page = plan_html(to_json(small_plan()));
   for (const char* outside : {"src=\"http", "href=\"http", "url(http", "@import", "src='http"}) {
     EXPECT_EQ(page.find(outside), std::string::npos) << outside;
   }
@@ -128,7 +139,7 @@ TEST(HtmlReport, DataCannotEndTheScript) {
   EXPECT_EQ(nlohmann::json::parse(script_safe("{\"a\":\"</b>\"}")).at("a"), "</b>");
   nlohmann::json json = to_json(small_plan());
   json["model"] = "</script>{{CHART}}{{DATA}}\xff";
-  EXPECT_EQ(decode_html(json).find("</script>{{CHART}}"), std::string::npos);
+  EXPECT_EQ(plan_html(json).find("</script>{{CHART}}"), std::string::npos);
 }
 
 /// What a headless browser makes of a page: the document once its scripts have run, and its log.
@@ -161,21 +172,68 @@ class Browser : public ::testing::Test {
     std::ofstream(folder_ / "report.html") << page;
     return opened(folder_ / "report.html");
   }
+  /// The page in a window of `width` pixels: how far right its elements reach, and who reaches furthest.
+  std::string widest(const std::string& page, int width) {
+    const std::string frame = fmt::format(R"html(<!DOCTYPE html><body>
+<iframe id="frame" style="width: {0}px; height: 800px; border: 0"></iframe>
+<script type="application/json" id="page">{1}</script>
+<script>
+const frame = document.getElementById("frame");
+frame.onload = () => setTimeout(() => {{
+  const inner = frame.contentDocument;
+  let right = 0, who = "";
+  for (const element of inner.body.querySelectorAll("*")) {{
+    const box = element.getBoundingClientRect();
+    if (box.width === 0 || box.right <= right) continue;
+    right = box.right;
+    who = element.tagName + " " + element.textContent.slice(0, 40);
+  }}
+  document.body.dataset.inner = inner.body.dataset.report;
+  document.body.dataset.fits = Math.max(right, inner.documentElement.scrollWidth) <= {0} + 0.5;
+  document.body.dataset.who = who + ", to " + right;
+}}, 500);
+frame.srcdoc = JSON.parse(document.getElementById("page").textContent);
+</script>)html",
+                                          width, script_safe(nlohmann::json(page).dump()));
+    return open(frame);
+  }
   std::filesystem::path folder_;
 };
 
 TEST_F(Browser, DrawsTheReportWithoutAnError) {
-  const std::string document = open(decode_html(to_json(small_plan())));
+  const std::string document = open(plan_html(to_json(small_plan())));
   EXPECT_NE(document.find("data-report=\"ready\""), std::string::npos) << document.substr(0, 2000);
   EXPECT_EQ(document.find("Uncaught"), std::string::npos);
   EXPECT_NE(document.find(small_plan().chosen[0].layout), std::string::npos);
   EXPECT_NE(document.find("What the ratios depend on"), std::string::npos);
 }
 
+TEST_F(Browser, DrawsTheTrainingReportWithoutAnError) {
+  const std::string document = open(plan_html(train_json()));
+  EXPECT_NE(document.find("data-report=\"ready\""), std::string::npos) << document.substr(0, 2000);
+  EXPECT_EQ(document.find("Uncaught"), std::string::npos);
+  EXPECT_NE(document.find(train_json()["chosen"][0]["layout"].get<std::string>()), std::string::npos);
+  for (const char* what : {"Schemes by ranks of a sequence", "Priced, not executed", "What it depends on", "Next: "}) {
+    EXPECT_NE(document.find(what), std::string::npos) << what;
+  }
+}
+
+TEST_F(Browser, NothingIsWiderThanAPhone) {
+  for (const nlohmann::json& plan : {to_json(small_plan()), train_json()}) {
+    for (const int width : {375, 700}) {
+      const std::string document = widest(plan_html(plan), width);
+      EXPECT_NE(document.find("data-inner=\"ready\""), std::string::npos) << width;
+      const auto who = document.find("data-who");
+      EXPECT_NE(document.find("data-fits=\"true\""), std::string::npos)
+          << plan["command"] << " at " << width << ": " << document.substr(std::min(who, document.size()), 120);
+    }
+  }
+}
+
 TEST_F(Browser, SeesAScriptError) {
   nlohmann::json broken = to_json(small_plan());
   broken.erase("chosen");
-  const std::string document = open(decode_html(broken));
+  const std::string document = open(plan_html(broken));
   EXPECT_NE(document.find("data-report=\"failed\""), std::string::npos);
   EXPECT_NE(document.find("could not be drawn"), std::string::npos);
 }

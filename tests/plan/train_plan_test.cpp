@@ -6,7 +6,7 @@
 #include <set>
 
 #include "plan/train_parameters.h"
-#include "plan/train_search.h"
+#include "plan/train_report.h"
 
 namespace isomer {
 namespace {
@@ -106,22 +106,163 @@ TEST(TrainTime, PartsAddUpAndLinksVanishAlone) {
   EXPECT_NEAR(spread.bubble, 3 * busy / 32, 1e-9 * busy);
 }
 
+TEST(TrainTime, IsTheSumOfItsOperations) {
+  const Hardware h100 = load_hardware("h100");
+  for (const TrainRecompute recompute :
+       {TrainRecompute::none, TrainRecompute::attention, TrainRecompute::block, TrainRecompute::all}) {
+    for (const std::string_view scheme : {"laga,latent-ring", "explicit,ring", "laga,kv=rebuild"}) {
+      const int groups = scheme == "laga,kv=rebuild" ? 1 : 2;
+      const TrainLayout layout{.scheme = scheme,
+                               .sp = 4,
+                               .groups = groups,
+                               .tp = 2,
+                               .pp = 4,
+                               .dp = 2,
+                               .ep = 8,
+                               .zero = 3,
+                               .recompute = recompute};
+      const TrainTime time = train_step_time(problem(), h100, layout);
+      double sum = 0, last = 1e18;
+      for (const PricedOperation& op : train_operations(problem(), h100, layout)) {
+        EXPECT_GT(op.seconds, 0) << op.operation.name;
+        EXPECT_LE(op.seconds, last) << "longest first";
+        EXPECT_FALSE(op.operation.name.empty() || op.bound.empty());
+        last = op.seconds;
+        sum += op.seconds;
+      }
+      EXPECT_NEAR(sum, time.total() - time.bubble, 1e-9 * sum) << to_string(layout);
+    }
+  }
+}
+
+TEST(TrainTime, AssumptionsMoveWhatTheySay) {
+  const Hardware h100 = load_hardware("h100");
+  const TrainLayout layout{.scheme = "laga", .sp = 8, .dp = 8, .ep = 64, .zero = 3};
+  const TrainTime base = train_step_time(problem(), h100, layout);
+  const auto under = [&](const Assumptions& assumptions) {
+    return train_step_time(problem(), with_assumptions(h100, assumptions), layout);
+  };
+  const TrainTime slow = under({.kernel_efficiency = 0.5});
+  EXPECT_NEAR(slow.core / base.core, 2, 1e-9);
+  EXPECT_NEAR(slow.optimizer / base.optimizer, 2, 1e-9);
+  EXPECT_EQ(slow.sp_links, base.sp_links);
+  // The forward takes 2 products of widths n + d_r and v; the backward 3 and 2 of them.
+  const TrainTime backward = under({.backward_efficiency = 0.5});
+  EXPECT_NEAR(backward.core / base.core, (1 + 2 * (3 * 192 + 2 * 128) / 320.0) / (1 + (3 * 192 + 2 * 128) / 320.0),
+              1e-9);
+  EXPECT_EQ(backward.ffn, base.ffn);
+  const double links = base.sp_links + base.ep_links + base.gradient_links + base.zero_links;
+  const TrainTime hidden = under({.link_overlap = 0.5});
+  const double kernels = base.core + base.projections + base.ffn + base.head;
+  EXPECT_NEAR(base.total() - hidden.total(), 0.5 * std::min(links, kernels), 1e-9 * links)
+      << "no more than runs beside";
+  EXPECT_THROW(under({.link_overlap = 1.5}), std::invalid_argument);
+  EXPECT_THROW(under({.kernel_efficiency = 0}), std::invalid_argument);
+}
+
+/// Searched once, with its study of assumptions.
+const TrainPlan& small_plan() {
+  static const TrainPlan plan = [] {
+    TrainPlanOptions options{.problem = problem(), .hardware = load_hardware("h100"), .devices = 16};
+    options.problem.config = load_model_config("deepseek-v2-lite");
+    return plan_train(std::move(options));
+  }();
+  return plan;
+}
+
 TEST(TrainPlan, AccountsForEveryLayoutAndExplains) {
-  TrainPlanOptions options{.problem = problem(), .hardware = load_hardware("h100"), .devices = 512};
-  const TrainPlan plan = plan_train(options);
-  const auto omitted = std::accumulate(plan.unfit.begin(), plan.unfit.end(), std::int64_t{0});
-  EXPECT_EQ(plan.examined, omitted + static_cast<std::int64_t>(plan.points.size()));
+  const TrainPlan& plan = small_plan();
+  const auto omitted = std::accumulate(plan.search.unfit.begin(), plan.search.unfit.end(), std::int64_t{0});
+  EXPECT_EQ(plan.search.examined, omitted + static_cast<std::int64_t>(plan.search.points.size()));
   ASSERT_GE(plan.best.size(), 2u);
   EXPECT_LE(plan.best[0].point.step_s, plan.best[1].point.step_s);
-  EXPECT_FALSE(plan.next_why.empty());
   EXPECT_GT(plan.best[0].utilisation, 0);
   EXPECT_LT(plan.best[0].utilisation, 1);
   EXPECT_EQ(plan.by_scheme.size(), schemes_with_work().size());
-  EXPECT_TRUE(to_json(plan).at("best")[0].at("attention_block").at("saved_bytes").is_number());
+  ASSERT_GE(plan.chosen.size(), 3u);
+  EXPECT_EQ(plan.chosen.front().choice.point.step_s, plan.search.points.front().step_s);
+  for (const TrainAnswer& a : plan.chosen) {
+    EXPECT_FALSE(a.bound.empty()) << a.question;
+    ASSERT_TRUE(a.next.has_value()) << a.question;
+    EXPECT_FALSE(same_train_axes(a.choice.layout, a.next->layout)) << a.question;
+    EXPECT_NE(a.next_loses_on.find('+'), std::string::npos) << a.next_loses_on;
+    if (a.question.find("baseline") != std::string::npos) {
+      EXPECT_TRUE(is_train_baseline(a.choice.layout));
+    }
+    if (a.question == "least memory") {
+      EXPECT_GE(a.next->point.memory_bytes, a.choice.point.memory_bytes);
+    }
+  }
+}
+
+TEST(TrainPlan, ComparesSchemesByRanksAndMemory) {
+  const TrainPlan& plan = small_plan();
+  ASSERT_EQ(plan.by_ranks.size(), schemes_with_work().size() + 1) << "and without SP";
+  ASSERT_EQ(plan.frontiers.size(), plan.by_ranks.size());
+  double quickest = 1e18;
+  for (const TrainFamily& family : plan.by_ranks) {
+    int ranks = 0;
+    for (const TrainPoint& point : family.points) {
+      const TrainLayout& layout = plan.search.layout_of(point);
+      EXPECT_GT(layout.sequence_ranks(), ranks) << family.family;
+      EXPECT_EQ(family_of(layout), family.family);
+      ranks = layout.sequence_ranks();
+      quickest = std::min(quickest, point.step_s);
+    }
+    EXPECT_EQ(family.baseline, is_train_baseline(plan.search.layout_of(family.points.front())));
+  }
+  EXPECT_EQ(quickest, plan.search.points.front().step_s);
+  for (const TrainFamily& family : plan.frontiers) {
+    for (std::size_t i = 1; i < family.points.size(); ++i) {
+      EXPECT_GE(family.points[i].step_s, family.points[i - 1].step_s);
+      EXPECT_LT(family.points[i].memory_bytes, family.points[i - 1].memory_bytes);
+    }
+  }
+}
+
+TEST(TrainPlan, IntervalsHoldTheirBase) {
+  const TrainPlan& plan = small_plan();
+  ASSERT_TRUE(plan.sensitivity.has_value());
+  const TrainSensitivity& s = *plan.sensitivity;
+  EXPECT_EQ(s.step_s.base, plan.search.points.front().step_s);
+  ASSERT_FALSE(s.ours.empty());
+  EXPECT_EQ(s.behind.size(), plan.by_ranks.size());
+  std::vector<Interval> intervals = {s.step_s, s.ratio};
+  for (const TrainBehind& b : s.behind) intervals.push_back(b.times);
+  for (const Interval& i : intervals) {
+    EXPECT_LE(i.lowest, i.base);
+    EXPECT_GE(i.highest, i.base);
+    EXPECT_GT(i.lowest, 0);
+  }
+  EXPECT_EQ(s.behind.front().times.base, 1);
+  double before = 1e18;
+  for (const TrainRange& row : s.rows) {
+    ASSERT_EQ(row.ends.size(), 2u);
+    const double a = s.ratio_at(row.ends[0]), b = s.ratio_at(row.ends[1]), spread = std::max(a, b) / std::min(a, b);
+    EXPECT_LE(spread, before) << "what matters most comes first";
+    before = spread;
+  }
+  EXPECT_LT(s.step_s.lowest, s.step_s.highest);
+}
+
+TEST(TrainPlan, JsonHasWhatThePageNeeds) {
+  const nlohmann::json json = to_json(small_plan());
+  EXPECT_TRUE(json.at("best")[0].at("attention_block").at("saved_bytes").is_number());
+  EXPECT_EQ(json.at("by_ranks").size(), small_plan().by_ranks.size());
+  EXPECT_TRUE(json.at("ratio").at("under")[0].at("ratio").is_number());
+  const nlohmann::json& chosen = json.at("chosen")[0];
+  EXPECT_TRUE(chosen.at("next").at("loses_on").is_string());
+  EXPECT_TRUE(chosen.at("operations")[0].at("bound").is_string());
+  bool priced = false, held = false;
+  for (const nlohmann::json& part : chosen.at("time")) {
+    (part.at("priced_not_executed").get<bool>() ? priced : held) = true;
+  }
+  EXPECT_TRUE(priced && held);
 }
 
 TEST(TrainPlan, PlansGroupedQueryAttention) {
-  TrainPlanOptions options{.problem = problem(), .hardware = load_hardware("h100"), .devices = 512};
+  TrainPlanOptions options{
+      .problem = problem(), .hardware = load_hardware("h100"), .devices = 512, .sensitivity = false};
   options.problem.config = load_model_config("llama-3.1-405b");
   const TrainPlan plan = plan_train(options);
   ASSERT_GE(plan.best.size(), 2u);
@@ -131,6 +272,16 @@ TEST(TrainPlan, PlansGroupedQueryAttention) {
   const TrainAttention block = train_attention(options.problem, {.scheme = "explicit", .sp = 8});
   EXPECT_EQ(block.sent.forward, 2048LL * 7 / 8 * (2 * 128 + 2 * 8) * 128 * 2);
   EXPECT_EQ(why_unfit({.scheme = "explicit", .tp = 16}, options.problem.config, 16384, 64), TrainUnfit::heads);
+}
+
+TEST(TrainPlan, ClaimsNoRatioWhereAllAreBaselines) {
+  TrainPlanOptions options{.problem = problem(1024), .hardware = load_hardware("h100"), .devices = 2};
+  options.problem.config = load_model_config("smollm2-135m");
+  const TrainPlan plan = plan_train(options);
+  ASSERT_TRUE(plan.sensitivity.has_value());
+  EXPECT_TRUE(plan.sensitivity->ours.empty());
+  EXPECT_LT(plan.sensitivity->step_s.lowest, plan.sensitivity->step_s.base);
+  EXPECT_FALSE(to_json(plan).at("sensitivity").contains("ratio"));
 }
 
 TEST(TrainLayoutText, IsWhatTheExecutorTakes) {
@@ -153,6 +304,12 @@ TEST(TrainPlan, RefusesWithTheNearest) {
   const std::string memory = complaint({.problem = problem(), .hardware = load_hardware("h100"), .devices = 8});
   EXPECT_NE(memory.find("memory binds"), std::string::npos) << memory;
   EXPECT_NE(memory.find("zero=3"), std::string::npos) << memory;
+  TrainPlanOptions seven{.problem = problem(), .hardware = load_hardware("h100"), .devices = 7};
+  seven.problem.config = load_model_config("deepseek-v2-lite");
+  const std::string batch = complaint(seven);
+  EXPECT_NE(batch.find("the nearest that divides: 70 sequences"), std::string::npos) << batch;
+  seven.problem.batch = 70;
+  EXPECT_EQ(complaint(seven).find("no layout"), std::string::npos) << "what it names divides";
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ Tensor DataParallelScheme::columns(RankContext& ctx, const DecodeBlock& block, c
 }
 
 Tensor DataParallelScheme::normed(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const {
-  const Tensor x_norm = ctx.empty("x normed", MemoryClass::workspace, x.dtype(), x.shape());
+  Tensor x_norm = ctx.empty("x normed", MemoryClass::workspace, x.dtype(), x.shape());
   if (x.size(0) == 0) return x_norm;
   const Tensor rstd = ctx.empty("rstd post_attention", MemoryClass::workspace, statistic_dtype(x.dtype()), {x.size(0)});
   rms_norm_forward(ctx, "post_attention_layernorm", x, block.weights().post_attention_layernorm, config_.rms_norm_eps,

@@ -1,0 +1,167 @@
+#include "plan/train_sensitivity.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+
+namespace isomer {
+
+namespace {
+
+constexpr const char* kAllOfTheLinks = "all of the links";
+
+/// Largest over smallest, of both ends of a range.
+template <class Value>
+double spread(const TrainRange& row, Value value) {
+  double low = std::numeric_limits<double>::infinity(), high = 0;
+  for (const TrainEnd& end : row.ends) {
+    low = std::min(low, value(end));
+    high = std::max(high, value(end));
+  }
+  return low > 0 ? high / low : 0;
+}
+
+void price(const TrainStudy& study, TrainEnd& end) {
+  const Hardware hardware = with_assumptions(study.hardware, end.assumptions);
+  for (const TrainPoint& point : study.search.points) {
+    const TrainLayout& layout = study.search.layout_of(point);
+    const double step_s = train_step_time(study.problem, hardware, layout).total();
+    const auto [best, first] = end.step_s.try_emplace(family_of(layout), step_s);
+    if (!first) best->second = std::min(best->second, step_s);
+  }
+}
+
+bool is_baseline_family(const std::string& family) {
+  TrainLayout layout{.scheme = family, .sp = family == "without SP" ? 1 : 2};
+  return is_train_baseline(layout);
+}
+
+double best_of(const TrainEnd& end, bool baselines) {
+  double best = std::numeric_limits<double>::infinity();
+  for (const auto& [family, step_s] : end.step_s) {
+    if (is_baseline_family(family) == baselines) best = std::min(best, step_s);
+  }
+  return best;
+}
+
+std::string family_of_best(const TrainEnd& end, bool baselines) {
+  const double best = best_of(end, baselines);
+  for (const auto& [family, step_s] : end.step_s) {
+    if (step_s == best && is_baseline_family(family) == baselines) return family;
+  }
+  return "";
+}
+
+void take_intervals(TrainSensitivity& result) {
+  const auto interval = [&](auto value) {
+    const double base = value(result.described);
+    Interval found{base, base, base};
+    for (const TrainRange& row : result.rows) {
+      for (const TrainEnd& end : row.ends) found.widen(value(end));
+    }
+    return found;
+  };
+  result.step_s = interval([](const TrainEnd& end) { return end.quickest_s(); });
+  if (!result.ours.empty()) result.ratio = interval([&](const TrainEnd& end) { return result.ratio_at(end); });
+  for (const auto& item : result.described.step_s) {
+    const std::string& family = item.first;
+    result.behind.push_back(
+        {family, interval([&](const TrainEnd& end) { return end.step_s.at(family) / end.quickest_s(); })});
+  }
+  std::stable_sort(result.behind.begin(), result.behind.end(),
+                   [](const TrainBehind& a, const TrainBehind& b) { return a.times.base < b.times.base; });
+}
+
+}  // namespace
+
+void Interval::widen(double value) {
+  lowest = std::min(lowest, value);
+  highest = std::max(highest, value);
+}
+
+double TrainEnd::quickest_s() const {
+  double best = std::numeric_limits<double>::infinity();
+  for (const auto& item : step_s) best = std::min(best, item.second);
+  return best;
+}
+
+double TrainSensitivity::ratio_at(const TrainEnd& end) const {
+  return ours.empty() ? 0 : best_of(end, true) / best_of(end, false);
+}
+
+std::vector<TrainRange> train_ranges(const TrainProblem& problem, const Assumptions& base) {
+  std::vector<TrainRange> rows;
+  const auto end = [&](std::string value, auto change) {
+    TrainEnd e{.value = std::move(value), .assumptions = base};
+    change(e.assumptions);
+    return e;
+  };
+  const auto row = [&](const char* assumption, TrainEnd from, TrainEnd to) {
+    rows.push_back({assumption, {std::move(from), std::move(to)}});
+  };
+  row("link latency", end("1 us", [](Assumptions& a) { a.link_latency_s = 1e-6; }),
+      end("15 us", [](Assumptions& a) { a.link_latency_s = 15e-6; }));
+  row("link bandwidth", end("0.5 times", [](Assumptions& a) { a.link_bandwidth_factor = 0.5; }),
+      end("1.25 times", [](Assumptions& a) { a.link_bandwidth_factor = 1.25; }));
+  row("overlap of links", end("none", [](Assumptions& a) { a.link_overlap = 0; }),
+      end("0.9 of them", [](Assumptions& a) { a.link_overlap = 0.9; }));
+  row("kernel efficiency", end("0.7 times", [](Assumptions& a) { a.kernel_efficiency = 0.7; }),
+      end("1.15 times", [](Assumptions& a) { a.kernel_efficiency = 1.15; }));
+  row("attention's backward", end("0.6 of the forward's rate", [](Assumptions& a) { a.backward_efficiency = 0.6; }),
+      end("its rate", [](Assumptions& a) { a.backward_efficiency = 1; }));
+  if (problem.config.moe.n_routed_experts > 0) {
+    row("load of experts", end("balanced", [](Assumptions& a) { a.expert_load = ExpertLoad::balanced; }),
+        end("power law 1.2", [](Assumptions& a) { a.expert_load = ExpertLoad::power_law_1_2; }));
+  }
+  const auto links = [](double latency_s, double factor, double overlap) {
+    return [=](Assumptions& a) {
+      a.link_latency_s = latency_s;
+      a.link_bandwidth_factor = factor;
+      a.link_overlap = overlap;
+    };
+  };
+  row(kAllOfTheLinks, end("best", links(1e-6, 1.25, 0.9)), end("worst", links(15e-6, 0.5, 0)));
+  return rows;
+}
+
+TrainSensitivity study_train(const TrainStudy& study) {
+  TrainSensitivity result;
+  result.described = {.value = "as described", .assumptions = study.base};
+  result.roofline = {.value = "roofline alone", .assumptions = study.base};
+  result.roofline.assumptions.roofline = true;
+  result.rows = train_ranges(study.problem, study.base);
+  for (const TrainPoint& point : study.search.points) {  // quickest first
+    result.described.step_s.try_emplace(family_of(study.search.layout_of(point)), point.step_s);
+  }
+  study.progress("sensitivity: roofline alone");
+  price(study, result.roofline);
+  for (TrainRange& row : result.rows) {
+    for (TrainEnd& end : row.ends) {
+      study.progress(fmt::format("sensitivity: {} {}", row.assumption, end.value));
+      price(study, end);
+    }
+  }
+  result.ours = family_of_best(result.described, false);
+  result.theirs = family_of_best(result.described, true);
+  if (result.ours.empty() || result.theirs.empty()) result.ours.clear();
+  take_intervals(result);
+  const auto by_step = [](const TrainRange& r) { return spread(r, [](const TrainEnd& e) { return e.quickest_s(); }); };
+  const auto by_ratio = [&](const TrainRange& r) {
+    return spread(r, [&](const TrainEnd& e) { return result.ratio_at(e); });
+  };
+  std::stable_sort(result.rows.begin(), result.rows.end(),
+                   [&](const TrainRange& a, const TrainRange& b) { return by_step(a) > by_step(b); });
+  for (const TrainRange& row : result.rows) {
+    if (row.assumption == kAllOfTheLinks) continue;  // several at once
+    result.step_depends_on = row.assumption;
+    break;
+  }
+  if (!result.ours.empty()) {
+    std::stable_sort(result.rows.begin(), result.rows.end(),
+                     [&](const TrainRange& a, const TrainRange& b) { return by_ratio(a) > by_ratio(b); });
+  }
+  return result;
+}
+
+}  // namespace isomer
