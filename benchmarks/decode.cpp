@@ -312,7 +312,7 @@ int time_model(const std::string& path) {
   std::printf("%s: one thread, bfloat16; reads %.1f GB/s\n", config.name.c_str(), bandwidth);
   run_group({.num_ranks = 1, .threads_per_rank = 1}, [&](RankContext& ctx) {
     time_steps(ctx, {config, weights, true}, bandwidth);
-    if (std::getenv("PF")) time_prefill(ctx, {config, weights, true});
+    time_prefill(ctx, {config, weights, true});
   });
   return 0;
 }
