@@ -18,7 +18,7 @@ std::string needs(DType wanted, bool supported, std::string_view instructions, c
 /// Few columns, in whole vectors of 32 elements, without a part that heads share.
 std::string needs_few(const AttentionShape& s) {
   constexpr std::int64_t kColumns = 4, kVector = 32;
-  const std::string reason = needs(DType::bf16, cpu_features().avx512bf16, "AVX-512 BF16", s);
+  std::string reason = needs(DType::bf16, cpu_features().avx512bf16, "AVX-512 BF16", s);
   if (!reason.empty()) return reason;
   if (s.num_columns() < 1 || s.num_columns() > kColumns) {
     return fmt::format("for 1 to {} queries that share a key head, there are {}", kColumns, s.num_columns());
