@@ -30,7 +30,7 @@ std::string text_if_there(const fs::path& file) {
 /// tokenizer.json itself: --tokenizer (a file, or its directory), or what lies beside the configuration; or a GGUF
 /// file.
 fs::path tokenizer_file(const TrainArguments& a) {
-  const fs::path path = a.tokenizer.empty() ? fs::path(a.config) : fs::path(a.tokenizer);
+  fs::path path = a.tokenizer.empty() ? fs::path(a.config) : fs::path(a.tokenizer);
   std::error_code code;
   if ((!a.tokenizer.empty() && fs::is_regular_file(path, code)) || is_gguf_file(path)) return path;
   const fs::path directory = fs::is_directory(path, code) ? path : path.parent_path();
