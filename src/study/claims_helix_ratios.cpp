@@ -1,4 +1,6 @@
 // H6 to H8: Helix against what was in use before, as ratios of frontiers with the intervals that assumptions leave.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "plan/decode_report.h"
