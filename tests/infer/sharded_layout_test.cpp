@@ -107,7 +107,10 @@ TEST(ShardedLayouts, GiveWhatTheirReferenceSays) {
       const auto cut = static_cast<std::ptrdiff_t>(prefix * config.vocab_size);
       EXPECT_LT(max_relative_difference({got.begin(), got.begin() + cut}, {exact.begin(), exact.begin() + cut}), 1e-11)
           << which;
-      EXPECT_GT(max_relative_difference(got, exact), 1e-3) << which << ": decode is not exact";
+      // With every column on every rank nothing is cut, and only an RMS that is estimated differs.
+      const bool whole = c.options.shared_columns == config.kv_lora_rank && c.options.rms == TplaRms::exact;
+      const double error = max_relative_difference(got, exact);
+      EXPECT_TRUE(whole ? error < 1e-11 : error > 1e-3) << which << ": decode is off by " << error;
     }
   }
 }
