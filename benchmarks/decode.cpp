@@ -21,6 +21,7 @@
 #include "kernels/matmul.h"
 #include "kernels/reference/attention.h"
 #include "model/checkpoint.h"
+#include "study/layout_times.h"
 
 namespace isomer {
 namespace {
@@ -207,60 +208,20 @@ void time_steps(RankContext& ctx, const Case& c, double bandwidth) {
   }
 }
 
-/// Scalars of a conversion that changes nothing but the cut.
-std::shared_ptr<const TplaModel> plain_side_file(const ModelConfig& c, int g) {
-  const auto shards = static_cast<std::size_t>(g), heads = static_cast<std::size_t>(c.num_attention_heads);
-  TplaModel model{.options = {.num_shards = g}, .layers = {}};
-  model.layers.assign(static_cast<std::size_t>(c.num_hidden_layers), {.kappa = std::vector<double>(heads * shards, 1),
-                                                                      .rms_scale = std::vector<double>(shards, 1),
-                                                                      .shares = std::vector<double>(shards, 1.0 / g),
-                                                                      .moments = {}});
-  return std::make_shared<const TplaModel>(model);
-}
-
-/// Attention of a V2-Lite layer in decode, two ranks of one thread each, sequences whose caches are filled by seed. By
-/// wall time: run it on an idle machine of two cores.
+/// Attention of a V2-Lite layer in decode, two ranks of one thread each, sequences whose caches are filled by seed. Run
+/// it on an idle machine of two cores: by wall time there, else by the virtual clock.
 void time_layouts() {
-  ModelConfig config = load_model_config("deepseek-v2-lite");
-  config.num_hidden_layers = config.moe.first_k_dense_replace = 3;
-  config.vocab_size = 256;
-  config.intermediate_size = 64;  // attention is what differs
+  constexpr const char* kModel = "deepseek-v2-lite";
+  constexpr std::int64_t kSequences = 8, kLayers = 3, kSteps = 7;
+  constexpr std::uint64_t kSeed = 7;
+  const ModelConfig config = attention_model(kModel, kLayers);
   const ModelWeights weights = initial_model_weights(config, 1, DType::bf16);
-  constexpr int kSequences = 8;
   std::printf("\n%-34s %10s %12s %14s\n", "2 ranks, 8 sequences, 3 layers", "ms a step", "cache/token", "sent a step");
   for (const std::int64_t context : {1024, 8192, 32768}) {
     for (const char* name : {"tp:2", "tpla:g=2", "gla:g=2", "exact-latent:2", "kvp:2"}) {
-      run_group({.num_ranks = 2, .threads_per_rank = 1}, [&](RankContext& ctx) {
-        const DecodeLayout layout = parse_decode_layout(name, config);
-        const std::vector<std::int64_t> lengths(kSequences, context + 16);
-        Engine engine(ctx,
-                      {.config = config,
-                       .layout = layout,
-                       .tpla = plain_side_file(config, 2),
-                       .cache_tokens = cache_tokens_for(lengths, layout, EngineOptions{}.page_tokens)},
-                      weights);
-        std::vector<Engine::Input> inputs;
-        constexpr std::int32_t kToken = 5;
-        for (int s = 0; s < kSequences; ++s) {
-          inputs.push_back({engine.add_sequence(), {&kToken, 1}});
-          const KvCache::Growth growth{inputs.back().sequence, context};
-          engine.cache().grow({&growth, 1});
-        }
-        for (std::int64_t l = 0; l < config.num_hidden_layers; ++l) fill(engine.cache().keys(l), 7);
-        std::vector<double> times;
-        for (int step = 0; step < 7; ++step) {
-          ctx.comm().barrier();
-          const double begin = wall_clock_s();
-          ctx.ledger().clear();
-          engine.decode(ctx, inputs);
-          times.push_back(wall_clock_s() - begin);
-        }
-        if (ctx.rank() != 0) return;
-        std::printf("%-16s %6ld cached %10s %10.2f %12ld %11.1f kB\n", name, static_cast<long>(context), "",
-                    median(times) * 1e3,
-                    static_cast<long>(decode_cache_elements(config, engine.options().layout.shards)),
-                    static_cast<double>(ctx.ledger().bytes_sent(Phase::forward)) * 1e-3);
-      });
+      const LayoutTime t = time_layout(config, weights, {kModel, name, context, kSequences}, kSteps, kSeed);
+      std::printf("%-16s %6ld cached %10s %10.2f %12.0f %11.1f kB %s\n", name, static_cast<long>(context), "",
+                  t.seconds * 1e3, t.cache_elements, t.bytes_sent * 1e-3, t.virtual_clock ? "(virtual clock)" : "");
     }
   }
 }
