@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 #include "model/checkpoint.h"
 #include "model/json_text.h"
@@ -111,12 +113,12 @@ nlohmann::json state_json(const TrainerState& s) {
 TrainerState state_from(const fs::path& file) {
   const nlohmann::json json = parse_json(read_text_file(file, kMaxJsonBytes), file.string());
   try {
-    const TrainerState state{.step = json.at("step"),
-                             .samples = json.at("samples"),
-                             .tokens = json.at("tokens"),
-                             .seconds = json.at("seconds"),
-                             .layout = json.at("layout"),
-                             .num_ranks = json.at("ranks")};
+    TrainerState state{.step = json.at("step"),
+                       .samples = json.at("samples"),
+                       .tokens = json.at("tokens"),
+                       .seconds = json.at("seconds"),
+                       .layout = json.at("layout"),
+                       .num_ranks = json.at("ranks")};
     if (state.step != step_of(file.parent_path()) || state.samples < 0) {
       throw Error(fmt::format("{}: step {}, samples {}: not those of this checkpoint", file.string(), state.step,
                               state.samples));
@@ -297,7 +299,7 @@ RunDirectory::Loaded RunDirectory::load(RankContext& ctx, Parameters& parameters
 }
 
 fs::path RunDirectory::set_aside(const fs::path& checkpoint) const {
-  const fs::path aside = checkpoint.string() + ".damaged";
+  fs::path aside = checkpoint.string() + ".damaged";
   std::error_code code;
   fs::remove_all(aside, code);
   rename_over(checkpoint, aside);
@@ -310,11 +312,19 @@ std::int64_t RunDirectory::latest_step() const {
 }
 
 RunLock RunDirectory::lock() const {
+  // A process that was just killed holds it until its memory is given back.
+  constexpr int kTries = 60;
+  constexpr std::chrono::milliseconds kBetween(50);
   const fs::path file = path_ / "run.json";
   const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) fail(file, errno);
-  if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
-    const int error = errno;
+  int error = 0;
+  for (int time = 0; time < kTries; ++time) {
+    error = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    if (error != EWOULDBLOCK) break;
+    std::this_thread::sleep_for(kBetween);
+  }
+  if (error != 0) {
     ::close(descriptor);
     if (error != EWOULDBLOCK) fail(file, error);
     throw Error(

@@ -92,7 +92,7 @@ class RunDirectory {
 
   /// Of the newest checkpoint; 0 before the first.
   std::int64_t latest_step() const;
-  /// Throws isomer::Error if another process trains here.
+  /// Throws isomer::Error if another process trains here, and goes on for some seconds.
   [[nodiscard]] RunLock lock() const;
 
   /// What a kill between a checkpoint's rename and the end of `save` left undone: links to the newest, old ones and
