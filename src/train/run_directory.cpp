@@ -267,7 +267,7 @@ void RunDirectory::prune(int keep) const {
 }
 
 TrainerState RunDirectory::read(const fs::path& checkpoint, RankContext& ctx, Parameters& parameters) const {
-  const TrainerState state = state_from(checkpoint / "trainer.json");
+  TrainerState state = state_from(checkpoint / "trainer.json");
   const Checkpoint moments = Checkpoint::open(checkpoint / "optimizer.safetensors");
   for_each_state(parameters, [&](std::string_view prefix, const Tensor& flat) {
     for (const Parameter& p : parameters.list()) {
