@@ -116,7 +116,7 @@ void check_resume(const CLI::App& command) {
                              "--warmup",         "--weight-decay", "--beta1",          "--beta2",
                              "--clip",           "--seed",         "--init-std",       "--bias-update-rate",
                              "--eval-data",      "--eval-every",   "--eval-sequences", "--dry-run",
-                             "--record-routing", "--lossy"}) {
+                             "--record-routing", "--lossy",        "--init-from"}) {
     if (command.count(option) > 0) {
       invalid_argument(
           "{} with --resume: a run keeps what it began with (run.json); only --layout, --ranks, --backend, "
@@ -134,6 +134,12 @@ void complete_settings(TrainArguments& a, const CLI::App& command) {
     invalid_argument("--layout: it is empty; name a layout (laga:2, ring:4, laga:2,dp:2), or leave the option out");
   }
   if (!a.layout.empty()) a.settings.layout = a.layout;
+  if (command.count("--init-from") > 0) {
+    if (a.settings.init_from.empty()) invalid_argument("--init-from: it is empty; name a model with weights");
+    if (command.count("--init-std") > 0)
+      invalid_argument("--init-std with --init-from: no weights are drawn; leave it out");
+    if (a.config.empty()) a.config = a.settings.init_from;
+  }
   AdamWOptions& adamw = a.settings.adamw;
   if (command.count("--warmup") == 0) adamw.warmup_steps = std::min(adamw.warmup_steps, a.settings.steps / 10);
   if (command.count("--min-learning-rate") == 0) adamw.min_learning_rate = adamw.learning_rate / 10;
@@ -224,6 +230,10 @@ void add_model_options(CLI::App& command, TrainArguments& a) {
       ->capture_default_str();
   command.add_option("--seed", a.seed, "of weights and order")->capture_default_str();
   command.add_option("--init-std", s.initial_stddev, "of the first weights")->capture_default_str();
+  command.add_option(
+      "--init-from", s.init_from,
+      "begin with the weights of this model (a directory with config.json or a GGUF file), which --config "
+      "then defaults to");
 }
 
 void add_optimiser_options(CLI::App& command, TrainArguments& a) {

@@ -4,8 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/isomer/units.h"
+#include "model/checkpoint.h"
 #include "model/gguf.h"
 #include "model/json_text.h"
+#include "model/model_weights.h"
 #include "sharding/sequence_layout.h"
 
 namespace isomer {
@@ -130,6 +132,24 @@ void check_data_files(const TrainSettings& settings) {
   if (!settings.eval_data.empty()) check("--eval-data", settings.eval_data);
 }
 
+/// The weights that --init-from names, in float32. A model that reads or writes them otherwise is refused by the
+/// tensors' shapes, or here.
+std::shared_ptr<const ModelWeights> weights_to_begin_with(const TrainRun& run) {
+  if (run.settings.init_from.empty()) return nullptr;
+  const fs::path path = run.settings.init_from;
+  std::error_code code;
+  if (!fs::exists(path, code)) {
+    invalid_argument("--init-from {}: there is no such directory or file", path.string());
+  }
+  if (fs::exists(path / "tpla.json", code)) {
+    invalid_argument(
+        "--init-from {}: it has a side file (tpla.json) that fits these weights alone; train the model that it was "
+        "converted from, then convert",
+        path.string());
+  }
+  return std::make_shared<const ModelWeights>(load_model_weights(Checkpoint::open(path), run.config, DType::f32));
+}
+
 }  // namespace
 
 PreparedRun prepare_dry_run(const TrainArguments& a) {
@@ -172,6 +192,9 @@ PreparedRun prepare_new_run(const TrainArguments& a, const RunDirectory& directo
                .tokenizer_config_json = texts.config_json};
   prepared.tokenizer = parse_tokenizer(run, file.string());
   check_data_files(run.settings);
+  if (!run.settings.init_from.empty())
+    run.settings.init_from = fs::absolute(run.settings.init_from).lexically_normal().string();
+  run.initial_weights = weights_to_begin_with(run);
   prepared.lossy = a.lossy;
   if (is_writer(run.group)) directory.check_free();
   return prepared;
@@ -185,6 +208,7 @@ PreparedRun prepare_resumed_run(const TrainArguments& a, const RunDirectory& dir
   size_layout(a, run);
   check_run(run);
   run.resume = directory.latest().has_value();
+  if (!run.resume) run.initial_weights = weights_to_begin_with(run);
   run.files = {.config_json = checkpoint_config(run.settings),
                .tokenizer_json = text_if_there(directory.path() / kTokenizerFile),
                .tokenizer_config_json = text_if_there(directory.path() / kTokenizerConfigFile)};

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "sharding/layout.h"
+#include "sharding/tokens.h"
 
 namespace isomer {
 
@@ -196,10 +197,10 @@ std::string_view reason_of(Unfit unfit) {
   switch (unfit) {
     case Unfit::fits: return "fits";
     case Unfit::attention_kind: return "the latent is cut, and the model has none";
-    case Unfit::heads: return "heads do not divide by the devices that split them";
+    case Unfit::heads: return "heads do not divide by the devices that split them, or are fewer";
     case Unfit::latent: return "the latent does not divide by its shards";
     case Unfit::experts: return "experts do not divide by EP";
-    case Unfit::ffn_width: return "the FFN's width does not divide by TPF";
+    case Unfit::ffn_width: return "the FFN's width is below the number of devices that split it";
     case Unfit::ffn_devices: return "TPF·EP is not the number of attention devices, or mixes with DP attention";
     case Unfit::layers: return "fewer layers than pipeline stages";
     case Unfit::batch: return "the batch does not divide by DP·PP";
@@ -209,13 +210,28 @@ std::string_view reason_of(Unfit unfit) {
   return "";
 }
 
+namespace {
+
+/// Helix and Medha deal heads as they go, at least one to each device; the others cut them evenly.
+bool heads_fit(const DecodeShards& s, const ModelConfig& c) {
+  if (s.scheme != DecodeScheme::helix && s.scheme != DecodeScheme::medha) return c.num_attention_heads % s.group() == 0;
+  if (s.tpa > c.num_attention_heads) return false;
+  const std::int64_t kv = c.attention == AttentionKind::mla ? c.num_attention_heads : c.num_key_value_heads;
+  for (int column = 0; column < s.tpa; ++column) {
+    if (grouped_heads(c.num_attention_heads, kv, s.tpa, column).query.count < s.kvp) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 Unfit why_unfit(const DecodeLayout& layout, const ModelConfig& c) {
   const DecodeShards& s = layout.shards;
   const bool moe = c.moe.n_routed_experts > 0;
   const bool cuts_latent = s.latent_shards > 1 || s.scheme == DecodeScheme::gla || s.scheme == DecodeScheme::tpla ||
                            s.scheme == DecodeScheme::exact_latent;
   if (cuts_latent && c.attention != AttentionKind::mla) return Unfit::attention_kind;
-  if (c.num_attention_heads % s.group() != 0) return Unfit::heads;
+  if (!heads_fit(s, c)) return Unfit::heads;
   if (cuts_latent && (c.kv_lora_rank - s.shared_columns) % s.latent_shards != 0) return Unfit::latent;
   if (cuts_latent && !s.whole_rope && c.qk_rope_head_dim % s.latent_shards != 0) return Unfit::latent;
   if (s.scatter_values && s.latent_shards != s.tpa) return Unfit::latent;
@@ -225,9 +241,9 @@ Unfit why_unfit(const DecodeLayout& layout, const ModelConfig& c) {
   // Data-parallel groups either own whole experts or cut every matrix; a mixture has no exchange defined for it.
   if (s.data_parallel > 1 && s.tpf > 1 && s.ep > 1) return Unfit::ffn_devices;
   if (s.scheme == DecodeScheme::medha && s.data_parallel > 1) return Unfit::ffn_devices;
-  if (moe && c.moe.moe_intermediate_size % s.tpf != 0) return Unfit::ffn_width;
+  if (moe && c.moe.moe_intermediate_size < s.tpf) return Unfit::ffn_width;
   const bool has_dense = !moe || c.moe.first_k_dense_replace > 0;
-  if (has_dense && c.intermediate_size % ffn_devices != 0) return Unfit::ffn_width;
+  if (has_dense && c.intermediate_size < ffn_devices) return Unfit::ffn_width;
   if (c.num_hidden_layers < layout.pp) return Unfit::layers;
   return Unfit::fits;
 }

@@ -35,10 +35,10 @@ DecodeLayout parse_decode_layout(std::string_view text, const ModelConfig& confi
 enum class Unfit : std::uint8_t {
   fits,
   attention_kind,  // a latent is cut, and the model has none
-  heads,           // do not divide by the devices that split them
+  heads,           // do not divide by the devices that split them, or are fewer
   latent,          // does not divide by g
   experts,         // do not divide by EP, or EP in a dense model
-  ffn_width,       // does not divide by TPF
+  ffn_width,       // fewer columns than devices that split them
   ffn_devices,     // TPF · EP is not the number of attention devices
   layers,          // fewer than stages
   batch,           // does not divide by DP · PP

@@ -37,19 +37,24 @@ CacheOptions cache_options(const EngineOptions& o, DType weights, const Pipeline
   cache.slice = mine.slice;
   cache.num_owners = o.layout.shards.data_parallel;
   cache.owner = cache.num_owners > 1 ? rank_of_world : 0;
-  cache.num_pages = pages_for(o.cache_tokens, o.page_tokens, cache.shards);
+  cache.num_pages = o.cache_pages > 0 ? o.cache_pages : pages_for(o.cache_tokens, o.page_tokens, cache.shards);
   return cache;
 }
 
 }  // namespace
 
-std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
-                              std::int64_t page_tokens) {
+std::int64_t cache_pages_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
+                             std::int64_t page_tokens) {
   const CacheShards shards = cache_shards_of(layout);
   const auto groups = static_cast<std::size_t>(layout.shards.data_parallel);
   std::vector<std::int64_t> pages(groups);
   for (std::size_t i = 0; i < lengths.size(); ++i) pages[i % groups] += pages_for(lengths[i], page_tokens, shards);
-  return *std::max_element(pages.begin(), pages.end()) * page_tokens * shards.num_slices;
+  return *std::max_element(pages.begin(), pages.end());
+}
+
+std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
+                              std::int64_t page_tokens) {
+  return cache_pages_for(lengths, layout, page_tokens) * page_tokens * cache_shards_of(layout).num_slices;
 }
 
 void join_engine_splits(Communicator& comm, const EngineOptions& options) {

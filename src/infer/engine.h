@@ -20,6 +20,7 @@ struct EngineOptions {
   std::optional<DType> cache_dtype;  // that of the weights by default; bf16 for float32 weights, or the reverse
   std::int64_t cache_tokens = 0;     // that the cache has room for; a sequence takes whole pages
   std::int64_t page_tokens = 64;     // on one rank
+  std::int64_t cache_pages = 0;      // that a rank has; 0: as cache_tokens needs
   std::int64_t prefill_chunk = 512;  // tokens of a prompt that pass through the model at once
 };
 
@@ -27,6 +28,10 @@ struct EngineOptions {
 /// parallelism sequence i is on rank i mod N, and it is the most that one rank has.
 std::int64_t cache_tokens_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
                               std::int64_t page_tokens);
+
+/// The pages of one rank that these lengths need.
+std::int64_t cache_pages_for(std::span<const std::int64_t> lengths, const DecodeLayout& layout,
+                             std::int64_t page_tokens);
 
 /// Collective: takes part in the splits that the engines of the other ranks make, and has none itself: a rank of a dry
 /// run that is not traced.

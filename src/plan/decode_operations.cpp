@@ -82,7 +82,7 @@ class Builder {
   void dense_ffn() {
     std::vector<Operation>& ops = out_.dense_ffn;
     elementwise(ops, "norm", 2 * tokens_ * c_.hidden_size);
-    mlp(ops, all_tokens_, c_.intermediate_size / cut_.ffn_devices, "gate_up_proj", "down_proj");
+    mlp(ops, all_tokens_, balanced_part(c_.intermediate_size, cut_.ffn_devices, 0).count, "gate_up_proj", "down_proj");
     transfer(ops, decode_ffn_transfers(c_, s_, false, all_tokens_), DecodeStage::output);
   }
 
@@ -90,7 +90,9 @@ class Builder {
     const MoeConfig& moe = c_.moe;
     std::vector<Operation>& ops = out_.moe_ffn;
     elementwise(ops, "norm", 2 * tokens_ * c_.hidden_size);
-    gemm(ops, "router", tokens_, moe.n_routed_experts, c_.hidden_size);
+    // Where columns are cut, every device routes the rows of all groups.
+    const std::int64_t routed_here = s_.data_parallel > 1 && s_.ep == 1 ? all_tokens_ : tokens_;
+    gemm(ops, "router", routed_here, moe.n_routed_experts, c_.hidden_size);
     Operation& experts = add_weighted(ops, OperationKind::moe, "experts");
     experts.m = all_tokens_;
     experts.n = moe.moe_intermediate_size;
@@ -179,14 +181,14 @@ class Builder {
     Operation& op = add(out_.core, core_kind(c_), "attention");
     op.batch = tokens_;
     op.heads = cut_.core_heads;
-    op.context = (problem_.context + s_.kvp - 1) / s_.kvp;
+    op.context = most_cached_rows(s_, problem_.context);
     op.compute = core_compute_;
     op.storage = problem_.precision.cache;
     if (c_.attention == AttentionKind::mla) {
       op.latent = cut_.latent;
-      op.rope = c_.qk_rope_head_dim;
+      op.rope = cut_.rope;
       op.kv_heads = 1;
-      op.head_dim = cut_.latent + c_.qk_rope_head_dim;
+      op.head_dim = cut_.latent + cut_.rope;
       op.value_dim = cut_.latent;
       if (s_.values_before) values(out_.core);
     } else {

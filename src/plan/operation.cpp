@@ -77,4 +77,10 @@ OpCost cost_of(const Operation& op) {
   }
 }
 
+std::int64_t messages_of(const Operation& op) {
+  if (!is_collective(op.kind) || op.devices <= 1) return 0;
+  if (op.kind == OperationKind::send_receive) return 1;
+  return (op.kind == OperationKind::all_reduce ? 2 : 1) * (op.devices - 1);
+}
+
 }  // namespace isomer

@@ -58,4 +58,8 @@ struct Operation {
 /// algorithm, closed-forms of docs/communication.md).
 OpCost cost_of(const Operation& operation);
 
+/// Messages that a device sends to others in ONE of the repetitions, by the direct algorithm: N − 1 of a collective,
+/// twice that of an all-reduce, 1 of a send. 0 of what is no collective, and among one device.
+std::int64_t messages_of(const Operation& operation);
+
 }  // namespace isomer

@@ -14,6 +14,9 @@ nlohmann::json operations_json(const std::vector<PricedOperation>& operations) {
     json.push_back({{"name", op.operation.name},
                     {"kind", name_of(op.operation.kind)},
                     {"times", op.times},
+                    {"flops", cost_of(op.operation).flops},
+                    {"bytes_sent", is_collective(op.operation.kind) ? cost_of(op.operation).bytes_written : 0},
+                    {"messages", messages_of(op.operation)},
                     {"seconds", op.seconds},
                     {"bound", op.bound}});
   }

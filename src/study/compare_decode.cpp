@@ -189,6 +189,10 @@ DecodeRun dry_run_of(const DecodeCompareOptions& options, const std::vector<Laye
       sum.cache_bytes += kinds[kind].count * m.cache_bytes;
       sum.messages += kinds[kind].count * m.messages;
       for (const auto& [name, bytes] : m.bytes_by_name) sum.bytes_by_name[name] += kinds[kind].count * bytes;
+      for (const auto& [name, flops] : m.flops_by_name) {
+        sum.flops_by_name[name] += static_cast<double>(kinds[kind].count) * flops;
+      }
+      sum.peak_activation_bytes = std::max(sum.peak_activation_bytes, m.peak_activation_bytes);
       sum.routed_rows.resize(std::max(sum.routed_rows.size(), m.routed_rows.size()));
       for (std::size_t to = 0; to < m.routed_rows.size(); ++to) {
         sum.routed_rows[to] += kinds[kind].count * m.routed_rows[to];

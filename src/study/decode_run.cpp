@@ -21,8 +21,9 @@ EngineOptions engine_options(const DecodeWorkload& w, const DecodeLayout& layout
   o.config.max_position_embeddings = std::max(o.config.max_position_embeddings, length_of(w));
   // Dry, a sequence is one page, so that page tables of a million tokens cost nothing.
   if (dry) o.page_tokens = cache_shards_of(layout).count(0, length_of(w));
-  o.cache_tokens = cache_tokens_for(std::vector<std::int64_t>(static_cast<std::size_t>(w.batch), length_of(w)), layout,
-                                    o.page_tokens);
+  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(w.batch), length_of(w));
+  o.cache_tokens = cache_tokens_for(lengths, layout, o.page_tokens);
+  o.cache_pages = cache_pages_for(lengths, layout, o.page_tokens);
   return o;
 }
 
@@ -61,6 +62,7 @@ class DecodeRank {
       ctx_.ledger().clear();
       ctx_.ops().clear();
       if (last && !ctx_.dry_run()) observe(m);
+      ctx_.memory().open_window();
       ctx_.comm().barrier();
       const double begin = now(), waited_before = waited();
       const std::vector<double> logits = decode(read);
@@ -141,8 +143,10 @@ class DecodeRank {
       m.bytes_by_name[fmt::format("{} {}", name_of(entry.collective), entry.tensor)] += entry.bytes_sent;
       m.messages += entry.messages;
     }
+    m.peak_activation_bytes = ctx_.memory().peak_activation_bytes();
     for (const auto& [key, summary] : ctx_.ops().summaries()) {
       if (key.phase != Phase::forward) continue;
+      if (summary.cost.flops > 0) m.flops_by_name[key.name] += summary.cost.flops;
       m.seconds_by_part[std::string(decode_part_of(key.name))] += virtual_ ? summary.cpu_s : summary.wall_s;
     }
   }
@@ -160,6 +164,8 @@ nlohmann::json to_json(const DecodeMeasure& m) {
           {"cache", m.cache_bytes},
           {"bytes", m.bytes_by_name},
           {"messages", m.messages},
+          {"flops", m.flops_by_name},
+          {"peak", m.peak_activation_bytes},
           {"routed", m.routed_rows},
           {"seconds", m.seconds},
           {"waiting", m.seconds_waiting},
@@ -171,6 +177,8 @@ DecodeMeasure measure_from(const nlohmann::json& json) {
           .cache_bytes = json.at("cache"),
           .bytes_by_name = json.at("bytes").get<std::map<std::string, std::int64_t>>(),
           .messages = json.at("messages"),
+          .flops_by_name = json.at("flops").get<std::map<std::string, double>>(),
+          .peak_activation_bytes = json.at("peak"),
           .routed_rows = json.at("routed").get<std::vector<std::int64_t>>(),
           .seconds = json.at("seconds"),
           .seconds_waiting = json.at("waiting"),

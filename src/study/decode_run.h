@@ -31,6 +31,8 @@ struct DecodeMeasure {
   std::int64_t cache_bytes = 0;                       // allocated: whole pages
   std::map<std::string, std::int64_t> bytes_by_name;  // sent, "all_to_all partial o and lse"
   std::int64_t messages = 0;
+  std::map<std::string, double> flops_by_name;  // by the operations' shapes: "q_b_proj"
+  std::int64_t peak_activation_bytes = 0;       // in that step: workspace and communication buffers
   /// Where rows travel to their experts (dp-ep): own rows that went to each rank's, of all layers.
   std::vector<std::int64_t> routed_rows;
   double seconds = 0;                             // the median step's, on the run's clock

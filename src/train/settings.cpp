@@ -16,6 +16,7 @@ void for_each_setting(Settings& s, Fn&& fn) {
   fn("model", s.model_name);
   fn("data", s.data);
   fn("eval_data", s.eval_data);
+  fn("init_from", s.init_from);
   fn("layout", s.layout);
   fn("dtype", s.dtype);
   fn("attention", s.attention);
@@ -56,7 +57,10 @@ TrainSettings train_settings_from(const nlohmann::json& json, const std::string&
   TrainSettings settings;
   for_each_setting(settings, [&](const char* key, auto& field) {
     const auto found = json.find(key);
-    if (found == json.end()) throw Error(fmt::format("{}: key '{}' is missing", source, key));
+    if (found == json.end()) {
+      if (std::string_view(key) == "init_from") return;  // runs begun before there was one
+      throw Error(fmt::format("{}: key '{}' is missing", source, key));
+    }
     try {
       found->get_to(field);
     } catch (const nlohmann::json::exception& error) {

@@ -27,6 +27,7 @@ struct TrainSettings {
   std::string model_name;
   std::vector<std::string> data;
   std::string eval_data;  // held out; empty: none
+  std::string init_from;  // the checkpoint that its first weights came from; empty: drawn from the seed
   std::string layout = "laga:1";
   std::string dtype = "f32";
   std::string attention = "fused";
@@ -94,6 +95,7 @@ struct TrainRun {
   /// Studies and tests: routing replayed of step (from 0), layer and rank; one forward a step.
   std::function<RoutingSource(std::int64_t step, std::int64_t layer, int rank)> routing;
   std::function<void(std::int64_t step, std::int64_t layer, int rank, const Routing&)> routing_sink;
+  std::shared_ptr<const ModelWeights> initial_weights;  // of a new run, in any dtype; null: drawn from the seed
   std::function<void(ModelWeights&)> on_begin;  // studies: changes what a new run begins with, on every rank
   std::function<void(const Parameters& parameters)> on_end;  // studies: at rank 0, what it ends with
 };

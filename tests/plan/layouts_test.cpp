@@ -99,8 +99,9 @@ TEST(DecodeLayoutFit, SaysWhy) {
   EXPECT_EQ(unfit("tp:4,dp-ep:2,tpf=2,ep=4", r1()), Unfit::ffn_devices);
   EXPECT_EQ(unfit("medha:kvp=4,tpa=1", llama()), Unfit::fits);
   ModelConfig narrow = r1();
-  narrow.moe.moe_intermediate_size = 2049;
-  EXPECT_EQ(unfit("tp:2", narrow), Unfit::ffn_width);
+  narrow.moe.moe_intermediate_size = 7;  // a column each at least
+  EXPECT_EQ(unfit("tp:4", narrow), Unfit::fits);
+  EXPECT_EQ(unfit("tp:8", narrow), Unfit::ffn_width);
 }
 
 double all_weights(const ModelConfig& config, const DecodeShards& shards) {

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "full_tests.h"
+#include "model/checkpoint.h"
 #include "train/killed_process.h"
 #include "train/program_fixture.h"
 
@@ -141,6 +142,43 @@ TEST(TrainProgram, RefusesBadInputAndLeavesNothingBehind) {
   EXPECT_EQ(done.exit_code, 0) << done.err;
   EXPECT_EQ(losses_in(f.path() / "bad").size(), 2u);
   fs::remove_all(f.path() / "bad");
+}
+
+TEST(TrainProgram, BeginsWithTheWeightsOfAModel) {
+  const TrainFolder& f = shared_folder();
+  const std::string at = f.at();
+  const auto begin = [&](const std::string& out, const std::string& more) {
+    return fmt::format(
+        "train --init-from {0}/began --data {0}/text.txt --seq 24 --batch 4 --threads 1 --out {0}/{1} {2}", at, out,
+        more);
+  };
+  ASSERT_EQ(run_isomer(f.train("began", "--steps 30")).exit_code, 0);
+  const std::vector<double> first = losses_in(f.path() / "began");
+  const auto went_on = run_isomer(begin("went-on", "--steps 2 --learning-rate 1e-9 --bias-update-rate 0"));
+  ASSERT_EQ(went_on.exit_code, 0) << went_on.err;
+  const std::vector<double> second = losses_in(f.path() / "went-on");
+  EXPECT_LT(second[0], first[0] - 0.5) << "random weights would give the first run's first loss";
+  // The learning rate moves next to nothing: the first run's weights but for rounding.
+  const Checkpoint before = Checkpoint::open(f.path() / "began"), after = Checkpoint::open(f.path() / "went-on");
+  for (const std::string_view name : before.names()) {
+    const Tensor a = before.read(name, DType::f32), b = after.read(name, DType::f32);
+    ASSERT_EQ(a.shape(), b.shape()) << name;
+    for (std::int64_t i = 0; i < a.numel(); ++i) ASSERT_NEAR(a.data<float>()[i], b.data<float>()[i], 1e-6) << name;
+  }
+  const nlohmann::json settings = nlohmann::json::parse(text_of(f.path() / "went-on" / "run.json"));
+  EXPECT_EQ(settings.at("init_from"), at + "/began");
+
+  expect_refusal(f, begin("bad", "--init-std 1"), "--init-std with --init-from");
+  expect_refusal(f, f.train("bad", "--init-from ''"), "--init-from: it is empty");
+  expect_refusal(f, f.train("bad", fmt::format("--init-from {}/none", at)), "none: there is no such directory");
+  expect_refusal(f, f.train("bad", fmt::format("--init-from {}/tok", at)), "tok");
+  nlohmann::json wide = nlohmann::json::parse(text_of(f.path() / "model" / "config.json"));
+  wide["hidden_size"] = wide.at("hidden_size").get<int>() + 2;
+  f.write("wide.json", wide.dump());
+  expect_refusal(f, begin("bad", fmt::format("--config {0}/wide.json --tokenizer {0}/tok", at)), "shape");
+  EXPECT_THAT(run_isomer(fmt::format("train --resume {0}/went-on --init-from {0}/began", at)).err,
+              HasSubstr("--init-from with --resume"));
+  for (const char* run : {"began", "went-on"}) fs::remove_all(f.path() / run);
 }
 
 TEST(TrainProgram, ATokenizerFileMayHaveAnyName) {
