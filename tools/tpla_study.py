@@ -25,15 +25,16 @@ KEEP_KL = ("layout", "mode", "exact", "window", "overlap", "tokens_scored", "mea
            "nats_per_token_base", "nats_per_token", "nats_difference_error")
 
 
-def variants(rank):
-    """(claims, conversion options, [(layout, mode)]). rank: kv_lora_rank."""
+def variants(rank, normed):
+    """(claims, conversion options, [(layout, mode)]). rank: kv_lora_rank; normed: whether there is an RMS to slice."""
     both = [("tpla", "decode"), ("tpla", "every-position")]
     decode = [("tpla", "decode")]
     yield "T3", {"transform": "pca"}, both + [("tpla", "prefill"), ("gla:2", "decode"), ("gla:2", "every-position")]
     for transform in ("none", "hadamard", "pca"):
         yield "T4", {"transform": transform}, both
-        yield "T4", {"transform": transform, "rms": "sliced"}, both + [("tpla:softmax=whole", "decode"),
-                                                                       ("tpla:softmax=whole", "every-position")]
+        if normed:
+            yield "T4", {"transform": transform, "rms": "sliced"}, both + [("tpla:softmax=whole", "decode"),
+                                                                           ("tpla:softmax=whole", "every-position")]
     for shards in (2, 4, 8):
         yield "T8", {"transform": "pca", "shards": shards}, both
     for transform in ("pca", "pca-centred", "query-aware", "none", "hadamard"):
@@ -147,7 +148,7 @@ def run_study(a, study):
                                **{k: config[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads",
                                                          "kv_lora_rank", "qk_rope_head_dim", "vocab_size")}}
     study.recorded["command"] = f"tools/tpla_study.py --model {a.model} --corpus {a.corpus}"
-    for claim, options, evaluations in variants(config["kv_lora_rank"]):
+    for claim, options, evaluations in variants(config["kv_lora_rank"], config.get("kv_a_layernorm", True)):
         if not a.only or claim in a.only.split(","):
             study.run(claim, options, evaluations)
 

@@ -1,5 +1,5 @@
-// T1, T3, T4, T8, T9, T10. All but T1's float64 row are judged by docs/data/tpla_tiny.json, which tools/tpla_study.py
-// makes from models/tiny-mla; thresholds of T4 and T8 to T11 were set before the first run.
+// T1, T9, T10, T11. All but T1's float64 row are judged by docs/data/tpla_tiny.json, which tools/tpla_study.py makes
+// from models/tiny-mla; thresholds of T9 to T11 were set before the first run.
 #include "study/claims_tpla_quality.h"
 
 #include <algorithm>
@@ -58,8 +58,6 @@ LogitDifference rewrite_in_float64(TplaTransform transform, std::uint64_t seed) 
   return compare_logits(config, before, after, {&sample, 1}, 1, {});
 }
 
-Cell kl_cell(const MeasuredKl& kl) { return Cell(kl.mean, 5); }
-
 }  // namespace
 
 Claim tpla_same_function(const ClaimsOptions& options) {
@@ -96,123 +94,6 @@ Claim tpla_same_function(const ClaimsOptions& options) {
   claim.found = fmt::format("{:.1e} in float64", worst);
   claim.verdict = judge({.fixed_agrees = worst <= kBound});
   claim.reason = worst <= kBound ? "what differs is rounding" : "a difference exceeds its bound";
-  claim.evidence = {table};
-  return claim;
-}
-
-Claim tpla_perplexity(const ClaimsOptions&) {
-  Claim claim{.claim = "perplexity: MLA = TPLA after exact prefill, teacher-forced < TPLA < GLA",
-              .published = "V2-Lite: 6.31 = 6.31 < 7.24 < 2212",
-              .configuration = fmt::format("the order of perplexities beyond two standard errors, {}; by another "
-                                           "convention, chosen after a first look, of the KL divergence from MLA",
-                                           kConfiguration),
-              .command = "isomer claims tpla --only T3"};
-  const TplaRecording recorded(kRecording);
-  if (recorded.empty()) return not_recorded(std::move(claim));
-  EvidenceTable table{"tiny-mla, pca, g = 2",
-                      {"layout", "mode", "perplexity", "nats less MLA's", "±", "KL from MLA", "same first choice, %"}};
-  const auto row = [&](const char* layout, const char* mode) {
-    const json& e = recorded.evaluation({}, layout, mode);
-    table.rows.push_back({layout, mode, Cell(perplexity_of(e), 3), Cell(nats_over_base(e).mean, 5),
-                          Cell(nats_over_base(e).margin, 5), kl_cell(kl_of(e)),
-                          Cell(100 * e.at("top1_agreement").get<double>(), 2)});
-    return &e;
-  };
-  const json &prefill = *row("tpla", "prefill"), &decode = *row("tpla", "decode");
-  const json &every = *row("tpla", "every-position"), &gla_decode = *row("gla:2", "decode");
-  const json& gla = *row("gla:2", "every-position");
-  const double mla = std::exp(prefill.at("nats_per_token_base").get<double>());
-  table.note = fmt::format(
-      "MLA itself: {:.3f}; ±: two standard errors. Teacher forcing in prefill sees nothing of "
-      "decode. {}",
-      mla, recorded.origin());
-  const bool same = std::abs(nats_over_base(prefill).mean) < 0.01;
-  const bool perplexities =
-      same && clearly_less({}, nats_over_base(every)) && clearly_less(nats_over_base(every), nats_over_base(gla));
-  const bool divergences = same && clearly_less(kl_of(prefill), kl_of(every)) &&
-                           clearly_less(kl_of(every), kl_of(gla)) && clearly_less(kl_of(decode), kl_of(gla_decode));
-  claim.found =
-      fmt::format("tiny-mla: {:.2f}, {:.2f}, {:.2f}, {:.1f}; KL {:.5f}, {:.4f}, {:.2f}", mla, perplexity_of(prefill),
-                  perplexity_of(every), perplexity_of(gla), kl_of(prefill).mean, kl_of(every).mean, kl_of(gla).mean);
-  claim.verdict = judge({.fixed_agrees = perplexities, .other_agrees = divergences});
-  claim.reason =
-      perplexities ? "the order holds; the figures need V2-Lite's weights"
-      : divergences
-          ? "TPLA's perplexity does not lie clearly above MLA's on this model; by KL, which sees every token, the "
-            "order holds. A small model's distances are not a large one's"
-          : "the order does not hold on this model";
-  claim.evidence = {table};
-  return claim;
-}
-
-Claim tpla_ablation(const ClaimsOptions&) {
-  constexpr double kServes = 0.5;  // a transform serves a slicing if it leaves at most half of the KL without one
-  Claim claim{.claim = "Hadamard serves RMS slicing but not the softmax; PCA serves both",
-              .published = "-",
-              .configuration = fmt::format("KL at every position at most {} of that without a transform, {}", kServes,
-                                           kConfiguration),
-              .command = "isomer claims tpla --only T4"};
-  const TplaRecording recorded(kRecording);
-  if (recorded.empty()) return not_recorded(std::move(claim));
-  EvidenceTable table{
-      "KL from MLA, g = 2, every position (after a prefix)",
-      {"transform", "RMS sliced", "softmax sliced", "both", "RMS, decode", "softmax, decode", "both, decode"}};
-  std::vector<std::vector<double>> kl;
-  for (const char* transform : {"none", "hadamard", "pca"}) {
-    std::vector<double>& values = kl.emplace_back();
-    std::vector<Cell> row{transform};
-    for (const char* mode : {"every-position", "decode"}) {
-      const TplaChoice exact{.transform = transform}, sliced{.transform = transform, .rms = "sliced"};
-      for (const json* e : {&recorded.evaluation(sliced, "tpla:softmax=whole", mode),
-                            &recorded.evaluation(exact, "tpla", mode), &recorded.evaluation(sliced, "tpla", mode)}) {
-        values.push_back(kl_of(*e).mean);
-        row.push_back(kl_cell(kl_of(*e)));
-      }
-    }
-    table.rows.push_back(std::move(row));
-  }
-  table.note = recorded.origin();
-  const auto serves = [&](std::size_t transform, std::size_t slicing) {
-    return kl[transform][slicing] <= kServes * kl[0][slicing];
-  };
-  const bool holds = serves(1, 0) && !serves(1, 1) && serves(2, 0) && serves(2, 1);
-  const auto said = [&](std::size_t t) {
-    return fmt::format("RMS {:.0f} %, softmax {:.0f} %", 100 * kl[t][0] / kl[0][0], 100 * kl[t][1] / kl[0][1]);
-  };
-  claim.found = fmt::format("of the KL without a transform, Hadamard leaves {}; PCA {}", said(1), said(2));
-  claim.verdict = judge({.fixed_agrees = holds});
-  claim.reason = holds ? "each of the four is as claimed" : "not all four are as claimed on this model";
-  claim.evidence = {table};
-  return claim;
-}
-
-Claim tpla_more_shards(const ClaimsOptions&) {
-  Claim claim{.claim = "more than two shards probably degrade",
-              .published = "a conjecture",
-              .configuration = fmt::format("KL grows with g beyond two standard errors, {}", kConfiguration),
-              .command = "isomer claims tpla --only T8"};
-  const TplaRecording recorded(kRecording);
-  if (recorded.empty()) return not_recorded(std::move(claim));
-  EvidenceTable table{"tiny-mla, pca",
-                      {"g", "cache elements", "KL, decode", "perplexity, decode", "KL, every position",
-                       "kvp's cache elements (exact)"}};
-  const std::int64_t latent = recorded.model("kv_lora_rank") + recorded.model("qk_rope_head_dim");
-  std::vector<MeasuredKl> kl;
-  for (const int g : {2, 4, 8}) {
-    const TplaChoice choice{.shards = g};
-    const json &decode = recorded.evaluation(choice, "tpla", "decode"),
-               &every = recorded.evaluation(choice, "tpla", "every-position");
-    kl.push_back(kl_of(decode));
-    claim.found += fmt::format("{}g = {}: {:.4f}", kl.size() > 1 ? ", " : "KL ", g, kl.back().mean);
-    table.rows.push_back({count_cell(g), count_cell(recorded.run(choice).at("cache_elements").get<std::int64_t>()),
-                          kl_cell(kl.back()), Cell(perplexity_of(decode), 3), kl_cell(kl_of(every)),
-                          Cell(static_cast<double>(latent) / g, 1)});
-  }
-  table.note = recorded.origin();
-  const bool holds = clearly_less(kl[0], kl[1]) && clearly_less(kl[1], kl[2]);
-  claim.verdict = judge({.fixed_agrees = holds});
-  claim.reason = holds ? "each doubling costs more; kvp stores less and stays exact at any g"
-                       : "KL does not grow with every doubling";
   claim.evidence = {table};
   return claim;
 }

@@ -36,13 +36,18 @@ TplaRecording::TplaRecording(const std::string& name) : name_(name) {
   }
 }
 
-const json& TplaRecording::run(const TplaChoice& choice) const {
+const json* TplaRecording::find(const TplaChoice& choice) const {
   const json options = options_of(choice);
   for (const json& run : recorded_.at("runs")) {
-    if (run.at("options") == options) return run;
+    if (run.at("options") == options) return &run;
   }
-  throw Error(
-      fmt::format("the recording '{}' has no conversion {}: make it with tools/tpla_study.py", name_, options.dump()));
+  return nullptr;
+}
+
+const json& TplaRecording::run(const TplaChoice& choice) const {
+  if (const json* found = find(choice)) return *found;
+  throw Error(fmt::format("the recording '{}' has no conversion {}: make it with tools/tpla_study.py", name_,
+                          options_of(choice).dump()));
 }
 
 const json& TplaRecording::evaluation(const TplaChoice& choice, const std::string& layout,
@@ -69,6 +74,8 @@ MeasuredKl nats_over_base(const json& evaluation) {
   return {evaluation.at("nats_per_token").get<double>() - evaluation.at("nats_per_token_base").get<double>(),
           error.is_number() ? 2 * error.get<double>() : 0};
 }
+
+Cell kl_cell(const MeasuredKl& kl) { return Cell(kl.mean, 5); }
 
 bool clearly_less(const MeasuredKl& a, const MeasuredKl& b) { return a.mean + a.margin < b.mean - b.margin; }
 

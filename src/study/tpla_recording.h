@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "study/claims.h"
+
 namespace isomer {
 
 /// How a checkpoint was converted; the defaults are the study's.
@@ -28,6 +30,7 @@ class TplaRecording {
   explicit TplaRecording(const std::string& name);
 
   bool empty() const { return recorded_.is_null(); }
+  bool has(const TplaChoice& choice) const { return find(choice) != nullptr; }
   /// What `isomer convert tpla` recorded of it. Throws isomer::Error where it is missing.
   const nlohmann::json& run(const TplaChoice& choice) const;
   /// What `isomer eval kl` recorded of it under a layout as it was asked for and a mode.
@@ -37,6 +40,8 @@ class TplaRecording {
   std::string origin() const;
 
  private:
+  const nlohmann::json* find(const TplaChoice& choice) const;
+
   std::string name_;
   nlohmann::json recorded_;
 };
@@ -50,6 +55,7 @@ MeasuredKl kl_of(const nlohmann::json& evaluation);
 MeasuredKl nats_over_base(const nlohmann::json& evaluation);
 /// Whether a is smaller beyond the margins of both.
 bool clearly_less(const MeasuredKl& a, const MeasuredKl& b);
+Cell kl_cell(const MeasuredKl& kl);
 /// e^(nats per token).
 double perplexity_of(const nlohmann::json& evaluation);
 
