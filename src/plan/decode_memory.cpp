@@ -24,16 +24,20 @@ double attention_weights(const ModelConfig& c, const DecodeCut& cut) {
 
 double mlp_weights(std::int64_t hidden, std::int64_t width) { return 3 * real(hidden) * real(width); }
 
+double router_weights(const MoeConfig& moe, std::int64_t hidden) {
+  if (moe.n_routed_experts == 0) return 0;
+  const bool biased = moe.router == RouterKind::sigmoid_noaux_tc;
+  return real(moe.n_routed_experts * hidden) + (biased ? real(moe.n_routed_experts) : 0);
+}
+
 double moe_weights(const ModelConfig& c, const DecodeShards& s, const DecodeCut& cut) {
   const MoeConfig& moe = c.moe;
   if (moe.n_routed_experts == 0) return 0;
-  const double router = real(moe.n_routed_experts * c.hidden_size) +
-                        (moe.router == RouterKind::sigmoid_noaux_tc ? real(moe.n_routed_experts) : 0);
   const double routed =
       real(moe.n_routed_experts) / s.ep * mlp_weights(c.hidden_size, moe.moe_intermediate_size) / s.tpf;
   const double shared = mlp_weights(c.hidden_size, moe.moe_intermediate_size * moe.n_shared_experts) /
                         (cut.shared_experts_whole ? 1 : real(cut.ffn_devices));
-  return real(c.hidden_size) + router + routed + shared;
+  return real(c.hidden_size) + router_weights(moe, c.hidden_size) + routed + shared;
 }
 
 }  // namespace
@@ -44,6 +48,7 @@ DecodeWeights decode_weights(const ModelConfig& c, const DecodeShards& s) {
   return {.attention = attention_weights(c, cut),
           .dense_ffn = real(c.hidden_size) + mlp_weights(c.hidden_size, c.intermediate_size) / real(cut.ffn_devices),
           .moe_ffn = moe_weights(c, s, cut),
+          .router = router_weights(c.moe, c.hidden_size),
           .embedding = vocabulary,
           .head = c.tie_word_embeddings ? 0 : vocabulary};
 }
@@ -68,8 +73,10 @@ DecodeMemory decode_memory(const DecodeProblem& problem, const Hardware& hardwar
   const double tokens = sequences / layout.pp;             // of one part
 
   DecodeMemory memory;
-  memory.weights = bytes_of(problem.precision.weights) * (real(layers.dense) * (w.attention + w.dense_ffn) +
-                                                          real(layers.moe) * (w.attention + w.moe_ffn) + ends);
+  const Precision weights = problem.precision.weights;
+  memory.weights = bytes_of(weights) * (real(layers.dense) * (w.attention + w.dense_ffn) +
+                                        real(layers.moe) * (w.attention + w.moe_ffn - w.router) + ends) +
+                   bytes_of(router_precision(weights)) * real(layers.moe) * w.router;
   memory.cache = sequences * real(problem.context) * decode_cache_elements(c, s) * real(layers.dense + layers.moe) *
                  bytes_of(problem.precision.cache);
   // Hidden states in and out, queries and outputs, gate, up and their product; bfloat16. Logits in float32.
