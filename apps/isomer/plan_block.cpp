@@ -3,11 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/isomer/output_file.h"
+#include "apps/isomer/plan_output.h"
 #include "apps/isomer/plan_search_commands.h"
 #include "apps/isomer/table.h"
 #include "apps/isomer/units.h"
 #include "core/error.h"
 #include "parallel/sequence/scheme.h"
+#include "plan/explain.h"
 #include "plan/train_step.h"
 #include "sharding/sequence_layout.h"
 #include "study/machine.h"
@@ -23,13 +25,39 @@ struct BlockArguments {
   std::string json_file;
 };
 
-/// The scheme without sizes and options of recomputation, its text kept by the caller.
+/// What is priced of a model on some hardware, and what is said of the prices.
+struct PricedBlocks {
+  TrainProblem problem;
+  Hardware hardware;
+  Table table = Table({"layout", "a block", "attention", "projections", "links", "recomputation"});
+  nlohmann::json json = nlohmann::json::array();
+  std::vector<std::string> stand_ins;  // kinds of operations that no curve of this hardware was fitted to
+};
+
+/// Refuses what compare refuses (names, options and their values), what no link reaches, and what is not priced.
+void check_layout(const Layout& given, const TrainProblem& problem, const Hardware& hardware) {
+  make_sequence_scheme(given, problem.config);
+  if (const std::string core = given.option("attention", "fused"); core != "fused") {
+    invalid_argument("--schemes: {}: attention={}: only attention=fused is priced", to_string(given), core);
+  }
+  if (data_ranks_of(given) > 1) invalid_argument("--schemes: {}: leave dp out", to_string(given));
+  std::int64_t ranks = 1;
+  for (const LayoutAxis& axis : given.axes) ranks *= std::max(1, axis.size);
+  check_reach(fmt::format("--schemes: {}: ", to_string(given)), ranks, hardware);
+  if (const auto why = why_unfit(given, problem.config, static_cast<int>(ranks), problem.seq); !why.empty()) {
+    invalid_argument("--schemes: {}: {}", to_string(given), why);
+  }
+}
+
+/// The scheme without sizes, its text kept by the caller. What a TrainLayout says of recomputation stands there;
+/// up-projection is a way to keep keys and stays in the scheme.
 TrainLayout train_layout_of(const Layout& given, std::string& scheme) {
   const std::string recompute = given.option("recompute", "none");
   Layout pattern = given;
   for (LayoutAxis& axis : pattern.axes) {
     axis.size = 0;
-    axis.options.erase("recompute");
+    axis.options.erase("attention");
+    if (recompute != "up-projection") axis.options.erase("recompute");
   }
   scheme = to_string(pattern);
   TrainLayout layout{.scheme = scheme, .sp = std::max(1, given.axes.front().size)};
@@ -39,42 +67,50 @@ TrainLayout train_layout_of(const Layout& given, std::string& scheme) {
   return layout;
 }
 
-nlohmann::json price(const TrainProblem& problem, const Hardware& hardware, const Layout& given, Table& table) {
-  const int ranks = sequence_ranks_of(given);
-  if (const auto why = why_unfit(given, problem.config, ranks, problem.seq); !why.empty()) {
-    invalid_argument("--schemes: {}: {}", to_string(given), why);
-  }
-  if (data_ranks_of(given) > 1) invalid_argument("--schemes: {}: leave dp out", to_string(given));
+void price(const Layout& given, PricedBlocks& priced) {
+  check_layout(given, priced.problem, priced.hardware);
   std::string scheme;
   const TrainLayout layout = train_layout_of(given, scheme);
-  const TrainTime time = attention_block_time(problem, hardware, layout);
-  table.add({to_string(given), format_seconds(time.total()), format_seconds(time.core),
-             format_seconds(time.projections), format_seconds(time.sp_links), format_seconds(time.recompute)});
-  return {{"layout", to_string(given)},        {"seconds", time.total()},  {"core_s", time.core},
-          {"projections_s", time.projections}, {"links_s", time.sp_links}, {"recompute_s", time.recompute}};
+  std::vector<PricedOperation> operations;
+  const TrainTime time = attention_block_time(priced.problem, priced.hardware, layout, &operations);
+  add_stand_ins(priced.hardware, operations, priced.stand_ins);
+  priced.table.add({to_string(given), format_seconds(time.total()), format_seconds(time.core),
+                    format_seconds(time.projections), format_seconds(time.sp_links), format_seconds(time.recompute)});
+  priced.json.push_back({{"layout", to_string(given)},
+                         {"seconds", time.total()},
+                         {"core_s", time.core},
+                         {"projections_s", time.projections},
+                         {"links_s", time.sp_links},
+                         {"recompute_s", time.recompute}});
 }
 
 void run_block_plan(const BlockArguments& a) {
   check_output_file("--json", a.json_file);
-  const Hardware hardware = load_hardware(a.hardware);
-  TrainProblem problem{.config = load_model_config(a.model), .seq = parse_count("--seq", a.seq, 1, kMaxSeq)};
+  Hardware hardware = load_hardware(a.hardware);
+  TrainProblem problem;
+  problem.config = load_model_config(a.model);
+  problem.seq = parse_count("--seq", a.seq, 1, kMaxSeq);
   if (a.dtype == "f32") {
     problem.activations = DType::f32;
     problem.compute = Precision::f32;
   }
-  Table table({"layout", "a block", "attention", "projections", "links", "recomputation"});
-  auto blocks = nlohmann::json::array();
-  for (const Layout& layout : parse_layouts(a.schemes)) blocks.push_back(price(problem, hardware, layout, table));
-  fmt::print("{} on {}: one attention block, {} tokens, {}, forward and backward; nothing overlaps\n{}",
-             problem.config.name, hardware.name, problem.seq, a.dtype, table.text());
+  PricedBlocks priced{.problem = problem, .hardware = std::move(hardware)};
+  for (const Layout& layout : parse_layouts(a.schemes)) price(layout, priced);
+  fmt::print("{} on {}: one attention block, {} tokens, {}, forward and backward; nothing overlaps\n  {}\n{}{}",
+             problem.config.name, priced.hardware.name, problem.seq, a.dtype,
+             efficiency_text(priced.hardware, false, priced.stand_ins), positions_note(problem.config, problem.seq),
+             priced.table.text());
   if (a.json_file.empty()) return;
   nlohmann::json json = machine_json(1, 0);
   json.update({{"command", "plan block"},
                {"model", problem.config.name},
-               {"hardware", hardware.name},
+               {"hardware", priced.hardware.name},
+               {"hardware_fitted", priced.hardware.fitted},
+               {"not_fitted", priced.stand_ins},
+               {"curves_from", priced.hardware.curves_from},
                {"seq", problem.seq},
                {"dtype", a.dtype},
-               {"blocks", blocks}});
+               {"blocks", priced.json}});
   write_output_file("--json", a.json_file, json);
 }
 

@@ -14,7 +14,7 @@ namespace isomer {
 namespace {
 
 constexpr std::int64_t kMaxContext = std::int64_t{1} << 30;
-constexpr int kMaxDevices = 4096;
+constexpr int kMaxDevices = kMaxDecodeDevices;
 constexpr std::int64_t kMaxBatch = std::int64_t{1} << 24;
 
 /// The options as typed.
@@ -46,10 +46,7 @@ int max_devices_of(const DecodeArguments& a, const Hardware& hardware) {
   if (devices < 1 || devices > kMaxDevices) {
     invalid_argument("--max-devices {}: must lie between 1 and {}", devices, kMaxDevices);
   }
-  if (devices > hardware.max_devices()) {
-    invalid_argument("--max-devices {}: the links of {} reach {} devices", devices, hardware.name,
-                     hardware.max_devices());
-  }
+  check_reach("--max-devices: ", devices, hardware);
   return devices;
 }
 
@@ -104,9 +101,11 @@ void print_title(const DecodePlan& plan) {
   const DecodePlanOptions& o = plan.options;
   fmt::print("{} on {}: decoding at {} tokens of context, up to {} devices\n", o.problem.config.name, o.hardware.name,
              tokens_text(o.problem.context), o.search.max_devices);
-  fmt::print("  weights {}, cache {}, exchanged in {}; {}\n", name_of(o.problem.precision.weights),
+  fmt::print("  weights {}, cache {}, exchanged in {}; {}\n{}{}", name_of(o.problem.precision.weights),
              name_of(o.problem.precision.cache), name_of(o.problem.precision.activations),
-             efficiency_text(o.hardware, o.assumptions.roofline, plan.stand_ins));
+             efficiency_text(o.hardware, o.assumptions.roofline, plan.stand_ins),
+             assumed_text(o.assumptions, o.problem.memory_limit_bytes),
+             positions_note(o.problem.config, o.problem.context));
   fmt::print("  {} configurations examined, {} priced in {:.2f} s on one core\n", plan.search.examined,
              plan.search.points.size(), plan.search.seconds);
   for (int i = 1; i < kNumUnfit; ++i) {

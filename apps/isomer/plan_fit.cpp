@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "model/json_text.h"
 #include "plan/builtin_hardware.h"
+#include "plan/doubts.h"
 #include "plan/fit.h"
 #include "plan/fit_report.h"
 #include "plan/hardware_json.h"
@@ -76,11 +77,22 @@ void print(const std::vector<Curve>& curves) {
   fmt::print("{}", table.text());
 }
 
-json report(const std::vector<Curve>& curves, const std::vector<std::string>& skipped, const Options& options) {
+/// Of a user's table; the published ones are known.
+std::vector<std::string> doubts_of(const Hardware& hardware, const Inputs& inputs, const std::vector<Curve>& curves,
+                                   const Options& options) {
+  if (options.table.empty()) return {};
+  auto doubts = doubtful_times(hardware, inputs.families);
+  for (std::string& doubt : doubtful_fits(curves)) doubts.push_back(std::move(doubt));
+  return doubts;
+}
+
+json report(const std::vector<Curve>& curves, const std::vector<std::string>& skipped,
+            const std::vector<std::string>& doubts, const Options& options) {
   json result = machine_json(1, 0);
   result["command"] = "plan fit";
   result["out"] = options.out;
   result["skipped"] = skipped;
+  result["warnings"] = doubts;
   result["curves"] = json::array();
   for (const Curve& curve : curves) {
     json entry = curve_json(curve);
@@ -118,7 +130,10 @@ void run(const Options& options) {
   print(curves);
   for (const auto& label : skipped) fmt::print("too few rows, not fitted: {}\n", label);
   fmt::print("wrote {}\n", options.out);
-  if (!options.json_path.empty()) write_output_file("--json", options.json_path, report(curves, skipped, options));
+  const auto doubts = doubts_of(hardware, inputs, curves, options);
+  for (const auto& doubt : doubts) fmt::print("warning: {}\n", doubt);
+  if (options.json_path.empty()) return;
+  write_output_file("--json", options.json_path, report(curves, skipped, doubts, options));
 }
 
 }  // namespace

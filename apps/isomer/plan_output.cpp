@@ -7,6 +7,7 @@
 
 #include "apps/isomer/output_file.h"
 #include "apps/isomer/table.h"
+#include "core/error.h"
 #include "core/quantity_text.h"
 #include "plan/html_report.h"
 #include "study/machine.h"
@@ -27,6 +28,34 @@ std::string efficiency_text(const Hardware& hardware, bool roofline, const std::
   }
   return "efficiencies not measured on this device" +
          (hardware.curves_from.empty() ? std::string() : fmt::format(", curves of {}", hardware.curves_from));
+}
+
+std::string assumed_text(const Assumptions& assumptions, double memory_limit_bytes) {
+  std::vector<std::string> assumed;
+  const auto factor = [&](double value, const char* of) {
+    if (value != 1) assumed.push_back(fmt::format("{:.3g} times {}", value, of));
+  };
+  if (memory_limit_bytes > 0) assumed.push_back("memory of a device " + format_bytes(memory_limit_bytes));
+  if (assumptions.link_latency_s) assumed.push_back("link latency " + format_seconds(*assumptions.link_latency_s));
+  factor(assumptions.link_bandwidth_factor, "the links' bandwidth");
+  factor(assumptions.fp4_efficiency, "the FP4 rate");
+  factor(assumptions.overlap_contention, "the time of overlapped work");
+  factor(assumptions.kernel_efficiency, "the kernels' speed");
+  if (assumptions.link_overlap > 0) {
+    assumed.push_back(fmt::format("{:.0f} % of the links' time beside kernels", 100 * assumptions.link_overlap));
+  }
+  return assumed.empty() ? "" : fmt::format("  assumed: {}\n", fmt::join(assumed, ", "));
+}
+
+void check_reach(const std::string& whose, std::int64_t devices, const Hardware& hardware) {
+  if (devices <= hardware.max_devices()) return;
+  invalid_argument("{}{} devices: the links of {} reach {}", whose, devices, hardware.name, hardware.max_devices());
+}
+
+std::string positions_note(const ModelConfig& config, std::int64_t positions) {
+  if (config.max_position_embeddings <= 0 || positions <= config.max_position_embeddings) return "";
+  return fmt::format("  note: positions up to {} lie beyond the model's {}\n", positions,
+                     config.max_position_embeddings);
 }
 
 std::string parts_text(const std::vector<StepShare>& shares) {

@@ -19,7 +19,7 @@ namespace isomer {
 namespace {
 
 constexpr std::int64_t kMaxSeq = std::int64_t{1} << 30;
-constexpr int kMaxDevices = 65536;
+constexpr int kMaxDevices = kMaxTrainDevices;
 
 struct TrainArguments {
   std::string model = "deepseek-v3", hardware = "h100", seq = "128K", batch = "64", schemes = "all";
@@ -40,9 +40,7 @@ int devices_of(const TrainArguments& a, const Hardware& hardware) {
   if (devices < 1 || devices > kMaxDevices) {
     invalid_argument("--devices {}: must lie between 1 and {}", devices, kMaxDevices);
   }
-  if (devices > hardware.max_devices()) {
-    invalid_argument("{} devices: the links of {} reach {}", devices, hardware.name, hardware.max_devices());
-  }
+  check_reach("", devices, hardware);
   return devices;
 }
 
@@ -89,7 +87,9 @@ void print_title(const TrainPlan& plan) {
   const TrainPlanOptions& o = plan.options;
   fmt::print("{} on {} × {}: {} sequences of {} tokens a step\n", o.problem.config.name, o.devices, o.hardware.name,
              o.problem.batch, tokens_text(o.problem.seq));
-  fmt::print("  {}\n", efficiency_text(o.hardware, o.assumptions.roofline, plan.stand_ins));
+  fmt::print("  {}\n{}{}", efficiency_text(o.hardware, o.assumptions.roofline, plan.stand_ins),
+             assumed_text(o.assumptions, o.problem.memory_limit_bytes),
+             positions_note(o.problem.config, o.problem.seq));
   fmt::print("  {} layouts examined, {} priced in {:.2f} s on one core\n", plan.search.examined,
              plan.search.points.size(), plan.search.seconds);
   for (int i = 1; i < kNumTrainUnfit; ++i) {
@@ -100,8 +100,7 @@ void print_title(const TrainPlan& plan) {
 
 void print_choices(const TrainPlan& plan, const char* title, const std::vector<TrainChoice>& choices) {
   fmt::print("\n{}\n", title);
-  Table table(
-      {"layout", "a step", "tokens/s/device", "of peak", "memory", "sent, attention block", "saved", "executed"});
+  Table table({"layout", "a step", "tokens/s/device", "MFU", "memory", "sent, attention block", "saved", "executed"});
   for (const TrainChoice& c : choices) {
     table.add({to_string(c.layout), format_seconds(c.point.step_s),
                fmt::format("{:.0f}", tokens_per_s_per_device(plan, c.point)),
@@ -149,7 +148,7 @@ void print_chosen(const TrainPlan& plan) {
   for (const TrainAnswer& a : plan.chosen) {
     const TrainMemory& m = a.choice.memory;
     fmt::print("\n{}: {}\n", a.question, to_string(a.choice.layout));
-    fmt::print("  {} a step, {:.1f} tokens/s/device, {:.0f} % of peak; bound by {}\n",
+    fmt::print("  {} a step, {:.1f} tokens/s/device, MFU {:.0f} %; bound by {}\n",
                format_seconds(a.choice.point.step_s), tokens_per_s_per_device(plan, a.choice.point),
                100 * a.choice.utilisation, a.bound);
     fmt::print("  time: {}\n", marked_parts(a.choice));
@@ -217,6 +216,9 @@ int run_train(const TrainArguments& a) {
       "TP,\n"
       "EP, PP, ZeRO, recompute=all and everything outside attention; links run beside nothing unless --overlap says "
       "so.\n"
+      "MFU: the model's FLOPs, forward and twice that backward, over what all devices do at peak; what is computed "
+      "again, under\n"
+      "recompute or in a fused attention's backward, takes time and counts as no FLOPs.\n"
       "Predictions of a model of the hardware, not measurements (docs/planner.md).\n");
   a.files.write(to_json(plan));
   return 0;

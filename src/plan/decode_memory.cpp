@@ -72,17 +72,21 @@ double workspace_bytes(const DecodeProblem& problem, const DecodeLayout& layout,
   return bytes;
 }
 
+double router_weights(const MoeConfig& moe, std::int64_t hidden) {
+  if (moe.n_routed_experts == 0) return 0;
+  const bool biased = moe.router == RouterKind::sigmoid_noaux_tc;
+  return real(moe.n_routed_experts * hidden) + (biased ? real(moe.n_routed_experts) : 0);
+}
+
 double moe_weights(const ModelConfig& c, const DecodeShards& s, const DecodeCut& cut) {
   const MoeConfig& moe = c.moe;
   if (moe.n_routed_experts == 0) return 0;
-  const double router = real(moe.n_routed_experts * c.hidden_size) +
-                        (moe.router == RouterKind::sigmoid_noaux_tc ? real(moe.n_routed_experts) : 0);
   const double routed = real(moe.n_routed_experts) / s.ep *
                         mlp_weights(c.hidden_size, balanced_part(moe.moe_intermediate_size, s.tpf, 0).count);
   const std::int64_t shared_width = moe.moe_intermediate_size * moe.n_shared_experts;
   const double shared =
       mlp_weights(c.hidden_size, balanced_part(shared_width, cut.shared_experts_whole ? 1 : cut.ffn_devices, 0).count);
-  return real(c.hidden_size) + router + routed + shared;
+  return real(c.hidden_size) + router_weights(moe, c.hidden_size) + routed + shared;
 }
 
 }  // namespace
@@ -94,6 +98,7 @@ DecodeWeights decode_weights(const ModelConfig& c, const DecodeShards& s) {
           .dense_ffn = real(c.hidden_size) +
                        mlp_weights(c.hidden_size, balanced_part(c.intermediate_size, cut.ffn_devices, 0).count),
           .moe_ffn = moe_weights(c, s, cut),
+          .router = router_weights(c.moe, c.hidden_size),
           .embedding = vocabulary,
           .head = c.tie_word_embeddings ? 0 : vocabulary};
 }
@@ -117,8 +122,10 @@ DecodeMemory decode_memory(const DecodeProblem& problem, const Hardware& hardwar
   const double tokens = sequences / layout.pp;             // of one part
 
   DecodeMemory memory;
-  memory.weights = bytes_of(problem.precision.weights) * (real(layers.dense) * (w.attention + w.dense_ffn) +
-                                                          real(layers.moe) * (w.attention + w.moe_ffn) + ends);
+  const Precision weights = problem.precision.weights;
+  memory.weights = bytes_of(weights) * (real(layers.dense) * (w.attention + w.dense_ffn) +
+                                        real(layers.moe) * (w.attention + w.moe_ffn - w.router) + ends) +
+                   bytes_of(router_precision(weights)) * real(layers.moe) * w.router;
   // A row's elements on the slice that has it, and the rows of the fullest.
   const double row = decode_cache_elements(c, s) * s.kvp;
   memory.cache = sequences * real(most_cached_rows(s, problem.context)) * row * real(layers.dense + layers.moe) *

@@ -23,13 +23,20 @@ OperationKind core_kind(const ModelConfig& config) {
   return config.attention == AttentionKind::mla ? OperationKind::decode_mla : OperationKind::decode_gqa;
 }
 
-/// What attention over a cache of this precision multiplies in: BF16, as kernels that widen a narrow cache do, unless
-/// one was measured that multiplies in the cache's own. A roofline takes the device's narrowest, as published analyses
-/// do.
+/// What attention over a cache of this precision multiplies in: the narrowest in which a kernel was measured, over such
+/// a cache or one of its own; BF16, as kernels that widen a narrow cache do, where none was. A roofline takes the
+/// device's narrowest, as published analyses do.
 Precision attention_compute(const Hardware& hardware, OperationKind kind, Precision cache) {
   const Precision narrow = hardware.compute_precision(cache);
   if (hardware.roofline || narrow <= Precision::bf16) return narrow;
-  return hardware.curves->find(kind, narrow, cache, hardware.expert_load).exact ? narrow : Precision::bf16;
+  for (int p = static_cast<int>(narrow); p > static_cast<int>(Precision::bf16); --p) {
+    const auto compute = static_cast<Precision>(p);
+    const auto measured = [&](Precision storage) {
+      return hardware.curves->find(kind, compute, storage, hardware.expert_load).exact;
+    };
+    if (measured(cache) || measured(compute)) return compute;
+  }
+  return Precision::bf16;
 }
 
 /// Builds the operations of one step.
@@ -45,6 +52,7 @@ class Builder {
         tokens_(all_tokens_ / layout.shards.data_parallel),
         weights_(problem.precision.weights),
         weights_compute_(hardware.compute_precision(problem.precision.weights)),
+        router_compute_(hardware.compute_precision(router_precision(problem.precision.weights))),
         core_compute_(attention_compute(hardware, core_kind(problem.config), problem.precision.cache)),
         travelling_(problem.precision.activations),
         partials_(hardware.exchange_precision.value_or(travelling_)),
@@ -93,6 +101,8 @@ class Builder {
     // Where columns are cut, every device routes the rows of all groups.
     const std::int64_t routed_here = s_.data_parallel > 1 && s_.ep == 1 ? all_tokens_ : tokens_;
     gemm(ops, "router", routed_here, moe.n_routed_experts, c_.hidden_size);
+    ops.back().storage = router_precision(weights_);
+    ops.back().compute = router_compute_;
     Operation& experts = add_weighted(ops, OperationKind::moe, "experts");
     experts.m = all_tokens_;
     experts.n = moe.moe_intermediate_size;
@@ -217,7 +227,7 @@ class Builder {
   const DecodeShards& s_;
   DecodeCut cut_;
   std::int64_t all_tokens_, tokens_;
-  Precision weights_, weights_compute_, core_compute_, travelling_, partials_;
+  Precision weights_, weights_compute_, router_compute_, core_compute_, travelling_, partials_;
   DecodeOperations& out_;
 };
 

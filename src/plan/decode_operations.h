@@ -1,6 +1,7 @@
 // What one device does in one decode step under a layout: operations to be priced, and memory.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,9 @@ struct DecodePrecisions {
   Precision activations = Precision::bf16;  // of what travels between devices
 };
 
+/// Of the router, for weights stored so: BF16 at the narrowest, as checkpoints with narrow experts keep it.
+inline Precision router_precision(Precision weights) { return std::min(weights, Precision::bf16); }
+
 /// What stays the same over a search.
 struct DecodeProblem {
   ModelConfig config;
@@ -30,6 +34,7 @@ struct DecodeWeights {
   double attention = 0;  // one layer, input norm included
   double dense_ffn = 0;  // one layer, its norm included
   double moe_ffn = 0;    // one layer, its norm included
+  double router = 0;     // of that
   double embedding = 0, head = 0;
 };
 DecodeWeights decode_weights(const ModelConfig& config, const DecodeShards& shards);

@@ -26,6 +26,20 @@ ChosenLayout explain(const DecodePlan& plan, const std::string& question, const 
   return chosen;
 }
 
+/// What to do where nothing fits, with the number of devices that would do.
+std::string memory_remedy(const DecodePlan& plan) {
+  const DecodePlanOptions& o = plan.options;
+  if (!o.search.layouts.empty()) return "name a wider layout, a narrower precision or a shorter context";
+  if (const auto enough = fewest_devices(o.problem, plan.assumed, o.search)) {
+    return fmt::format("give it {} devices ({} at batch {} fits), a narrower precision or a shorter context",
+                       enough->layout.devices(), to_string(enough->layout), enough->batch);
+  }
+  return fmt::format(
+      "no layout fits on up to {} devices either, which is as far as is looked; give it a narrower precision or a "
+      "shorter context",
+      std::max(o.search.max_devices, std::min(plan.assumed.max_devices(), kMaxDecodeDevices)));
+}
+
 void refuse_memory(const DecodePlan& plan) {
   const DecodePlanOptions& o = plan.options;
   const auto least = least_memory(o.problem, plan.assumed, o.search);
@@ -38,17 +52,15 @@ void refuse_memory(const DecodePlan& plan) {
     invalid_argument("no layout of {} on up to {} devices can run: {}", o.problem.config.name, o.search.max_devices,
                      reasons);
   }
-  const double capacity =
-      o.problem.memory_limit_bytes > 0 ? o.problem.memory_limit_bytes : plan.assumed.memory_capacity_bytes;
   const DecodeMemory& m = least->memory;
+  const double capacity = memory_capacity(o.problem, plan.assumed);
   invalid_argument(
       "nothing fits: memory binds. {} with {} tokens a sequence on up to {} devices of {}: the layout that needs "
       "least, "
-      "{} at batch {}, takes {} a device (weights {}, cache {}, workspace {}, reserved {}); give it more devices, a "
-      "narrower precision or a shorter context",
+      "{} at batch {}, takes {} a device (weights {}, cache {}, workspace {}, reserved {}); {}",
       o.problem.config.name, o.problem.context, o.search.max_devices, format_bytes(capacity), to_string(least->layout),
       least->batch, format_bytes(m.total()), format_bytes(m.weights), format_bytes(m.cache), format_bytes(m.workspace),
-      format_bytes(m.reserved));
+      format_bytes(m.reserved), memory_remedy(plan));
 }
 
 void choose(DecodePlan& plan) {

@@ -70,6 +70,7 @@ nlohmann::json to_json(const DecodePlan& plan) {
   auto overall = nlohmann::json::array(), chosen = nlohmann::json::array();
   for (const DecodePoint& point : plan.overall) overall.push_back(json_of(plan, point));
   for (const ChosenLayout& layout : plan.chosen) chosen.push_back(json_of(plan, layout));
+  const double limit = o.problem.memory_limit_bytes;
   nlohmann::json json = {{"command", "plan decode"},
                          {"model", o.problem.config.name},
                          {"hardware", o.hardware.name},
@@ -77,6 +78,8 @@ nlohmann::json to_json(const DecodePlan& plan) {
                          {"not_fitted", plan.stand_ins},
                          {"curves_from", o.hardware.curves_from},
                          {"roofline", o.assumptions.roofline},
+                         {"assumptions", assumptions_json(o.assumptions)},
+                         {"memory_limit_bytes", limit > 0 ? limit : plan.assumed.memory_capacity_bytes},
                          {"context", o.problem.context},
                          {"max_devices", o.search.max_devices},
                          {"precision",

@@ -92,7 +92,9 @@ std::vector<DecodePoint> pareto_frontier(const DecodeSearch& search, const Layou
     if (wanted[point.layout]) points.push_back(point);
   }
   std::sort(points.begin(), points.end(), [](const DecodePoint& a, const DecodePoint& b) {
-    return a.step_s != b.step_s ? a.step_s < b.step_s : a.per_device() > b.per_device();
+    if (a.step_s != b.step_s) return a.step_s < b.step_s;
+    if (a.per_device() != b.per_device()) return a.per_device() > b.per_device();
+    return a.layout < b.layout;  // of equals the first, as best_point has it
   });
   std::vector<DecodePoint> frontier;
   for (const DecodePoint& point : points) {
@@ -134,6 +136,10 @@ std::optional<Neighbour> next_best(const DecodeProblem& problem, const Hardware&
                                       objective.quickest ? "a step" : "of a device a token")};
 }
 
+double memory_capacity(const DecodeProblem& problem, const Hardware& hardware) {
+  return problem.memory_limit_bytes > 0 ? problem.memory_limit_bytes : hardware.memory_capacity_bytes;
+}
+
 std::optional<LeastMemory> least_memory(const DecodeProblem& problem, const Hardware& hardware,
                                         const DecodeSearchOptions& options) {
   std::optional<LeastMemory> least;
@@ -148,6 +154,22 @@ std::optional<LeastMemory> least_memory(const DecodeProblem& problem, const Hard
     }
   }
   return least;
+}
+
+std::optional<LeastMemory> fewest_devices(const DecodeProblem& problem, const Hardware& hardware,
+                                          const DecodeSearchOptions& options) {
+  if (!options.layouts.empty()) return std::nullopt;
+  const double capacity = memory_capacity(problem, hardware);
+  const int most = std::min(hardware.max_devices(), kMaxDecodeDevices);
+  DecodeSearchOptions wider = options;
+  wider.include_inexact = false;  // never chosen
+  for (int devices = 1; devices <= most; devices *= 2) {
+    if (devices <= options.max_devices) continue;
+    wider.max_devices = devices;
+    auto least = least_memory(problem, hardware, wider);
+    if (least && least->memory.total() <= capacity) return least;
+  }
+  return std::nullopt;
 }
 
 }  // namespace isomer

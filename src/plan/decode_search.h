@@ -65,6 +65,9 @@ struct Neighbour {
 std::optional<Neighbour> next_best(const DecodeProblem& problem, const Hardware& hardware, const DecodeSearch& search,
                                    const DecodePoint& chosen, const Objective& objective);
 
+/// Bytes that a device may hold: as limited, or the description's.
+double memory_capacity(const DecodeProblem& problem, const Hardware& hardware);
+
 /// What is needed where nothing fits: the layout and batch that take the least memory of a device.
 struct LeastMemory {
   DecodeLayout layout;
@@ -73,5 +76,12 @@ struct LeastMemory {
 };
 std::optional<LeastMemory> least_memory(const DecodeProblem& problem, const Hardware& hardware,
                                         const DecodeSearchOptions& options);
+
+/// More than this is not searched.
+inline constexpr int kMaxDecodeDevices = 4096;
+/// An exact layout that fits on the smallest power of two of devices above options.max_devices, as far as the links
+/// reach. Nothing if none does, or where the options name their layouts.
+std::optional<LeastMemory> fewest_devices(const DecodeProblem& problem, const Hardware& hardware,
+                                          const DecodeSearchOptions& options);
 
 }  // namespace isomer

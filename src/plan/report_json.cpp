@@ -2,6 +2,17 @@
 
 namespace isomer {
 
+nlohmann::json assumptions_json(const Assumptions& assumptions) {
+  nlohmann::json json = {{"link_latency_s", nullptr},
+                         {"link_bandwidth_factor", assumptions.link_bandwidth_factor},
+                         {"fp4_efficiency", assumptions.fp4_efficiency},
+                         {"overlap_contention", assumptions.overlap_contention},
+                         {"kernel_efficiency", assumptions.kernel_efficiency},
+                         {"link_overlap", assumptions.link_overlap}};
+  if (assumptions.link_latency_s) json["link_latency_s"] = *assumptions.link_latency_s;
+  return json;
+}
+
 nlohmann::json time_json(const std::vector<StepShare>& shares) {
   auto json = nlohmann::json::array();
   for (const StepShare& share : shares) json.push_back({{"part", share.name}, {"seconds", share.seconds}});

@@ -11,6 +11,9 @@
 
 namespace isomer {
 
+/// What was assumed instead of the description, or otherwise than usual: {link_latency_s (null: the description's),
+/// link_bandwidth_factor, fp4_efficiency, overlap_contention, kernel_efficiency, link_overlap}.
+nlohmann::json assumptions_json(const Assumptions& assumptions);
 /// [{part, seconds}].
 nlohmann::json time_json(const std::vector<StepShare>& shares);
 /// [{name, kind, times, seconds, bound}].

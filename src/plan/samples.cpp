@@ -40,15 +40,18 @@ std::string shape_text(const Operation& o) {
 
 }  // namespace
 
-void add_sample(SampleFamilies& families, const Curve& identity, Operation operation, double seconds) {
+void add_sample(SampleFamilies& families, const Curve& identity, Operation operation, double seconds,
+                std::int64_t row) {
   const std::string label = identity.label();
   const bool held_back = fnv1a(label + " " + shape_text(operation)) % kHeldBackOneIn == 0;
   SampleFamily& family = families[label];
   if (family.samples.empty()) family.curve = identity;
-  family.samples.push_back({std::move(operation), seconds, held_back});
+  family.samples.push_back({std::move(operation), seconds, held_back, row});
 }
 
 CsvTable::CsvTable(std::string text, std::string source) : text_(std::move(text)), source_(std::move(source)) {
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // spreadsheets write it in front of UTF-8
+  if (text_.starts_with(kByteOrderMark)) text_.erase(0, kByteOrderMark.size());
   std::size_t number = 0;
   for (std::string_view line : split(text_, '\n')) {
     ++number;
@@ -65,6 +68,10 @@ CsvTable::CsvTable(std::string text, std::string source) : text_(std::move(text)
     }
   }
   if (columns_.empty()) throw Error(fmt::format("{}: empty; expected a line of column names", source_));
+  for (auto column = columns_.begin(); column != columns_.end(); ++column) {
+    if (std::find(columns_.begin(), column, *column) == column) continue;
+    throw Error(fmt::format("{}: column '{}' stands there twice; leave one of them", source_, printable(*column, 40)));
+  }
 }
 
 bool CsvTable::has(std::string_view column) const {

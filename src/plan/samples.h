@@ -14,6 +14,7 @@ struct TimedOperation {
   Operation operation;
   double seconds = 0;
   bool held_back = false;  // not fitted to; a fifth of the shapes, chosen by a hash of the shape
+  std::int64_t row = 0;    // of a user's table, from 1; 0: of none
 };
 
 /// Samples that one curve describes. `curve` has the identity (kind, precisions, variant, load) and no coefficients.
@@ -26,10 +27,11 @@ using SampleFamilies = std::map<std::string, SampleFamily>;
 
 /// Files the sample under its curve; decides whether it is held back by an FNV-1a hash of label and shape, without the
 /// time, so that repeated measurements of one shape stay on one side.
-void add_sample(SampleFamilies& families, const Curve& identity, Operation operation, double seconds);
+void add_sample(SampleFamilies& families, const Curve& identity, Operation operation, double seconds,
+                std::int64_t row = 0);
 
-/// Rows of a CSV text whose first line names the columns. Throws isomer::Error with source and line for a row of the
-/// wrong length or a missing column.
+/// Rows of a CSV text whose first line names the columns; a UTF-8 byte order mark in front is passed over. Throws
+/// isomer::Error with source and line for a row of the wrong length, a column that is missing or stands there twice.
 class CsvTable {
  public:
   CsvTable(std::string text, std::string source);
@@ -58,7 +60,8 @@ std::string read_maybe_gzip(const std::string& path);
 std::map<std::string, std::string> silicon_systems(const std::string& directory);
 /// Tables of one system (a folder of CSV files, gzip or plain, as docs/planner.md describes). Throws isomer::Error.
 SampleFamilies load_silicon(const std::string& directory, const std::string& system);
-/// A user's own table: one operation a row (docs/planner.md, "Fit and its error"). Throws isomer::Error.
+/// A user's own table: one operation a row (docs/planner.md, "Fit and its error"). Throws isomer::Error, for a column
+/// that is unknown as well, with near names.
 SampleFamilies load_table(const std::string& path);
 
 }  // namespace isomer

@@ -1,7 +1,10 @@
 // A user's own table of measured operations (docs/planner.md, "Fit and its error").
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/near_names.h"
 #include "model/json_text.h"
 #include "plan/samples.h"
 
@@ -48,18 +51,19 @@ void read_shape(const CsvTable& t, std::size_t row, Operation& op) {
   if (t.has("bytes") && !t.text(row, "bytes").empty()) op.bytes = t.number(row, "bytes", 0, 1e18);
 }
 
-/// Columns that no name of ours fits, for the message: a misspelt one leaves its sizes at their defaults.
-std::string unknown_columns(const CsvTable& table) {
-  static constexpr std::string_view kKnown[] = {"operation", "compute",   "storage", "load",    "variant", "seconds",
-                                                "m",         "n",         "k",       "batch",   "heads",   "kv_heads",
-                                                "head_dim",  "value_dim", "context", "latent",  "rope",    "experts",
-                                                "top_k",     "moe_tp",    "moe_ep",  "devices", "bytes"};
-  std::string unknown;
+/// A misspelt column would leave its sizes at their defaults.
+void check_columns(const CsvTable& table, const std::string& path) {
+  static const std::vector<std::string> kKnown = {"operation", "compute", "storage", "load",  "variant",  "seconds",
+                                                  "m",         "n",       "k",       "batch", "heads",    "kv_heads",
+                                                  "head_dim",  "context", "latent",  "rope",  "experts",  "top_k",
+                                                  "moe_tp",    "moe_ep",  "devices", "bytes", "value_dim"};
   for (const std::string_view column : table.columns()) {
-    if (std::find(std::begin(kKnown), std::end(kKnown), column) != std::end(kKnown)) continue;
-    unknown += fmt::format("{} '{}'", unknown.empty() ? "; unknown, and passed over:" : ",", printable(column, 40));
+    if (std::find(kKnown.begin(), kKnown.end(), column) != kKnown.end()) continue;
+    const auto near = near_names(column, kKnown);
+    throw Error(fmt::format("{}: column '{}' is unknown{}; known are {}", path, printable(column, 40),
+                            near.empty() ? "" : fmt::format("; did you mean {}?", fmt::join(near, " or ")),
+                            fmt::join(kKnown, ", ")));
   }
-  return unknown;
 }
 
 /// A shape without work would divide by nothing later.
@@ -68,13 +72,14 @@ void check_work(const CsvTable& t, std::size_t row, const Operation& op) {
   const OpCost cost = experts_fit ? cost_of(op) : OpCost{};
   const bool moves = is_collective(op.kind) || op.kind == OperationKind::elementwise;
   if ((moves ? cost.bytes_read : cost.flops) > 0) return;
-  t.wrong(row, "operation", "the sizes that this operation needs, all above 0, in their columns" + unknown_columns(t));
+  t.wrong(row, "operation", "the sizes that this operation needs, all above 0, in their columns");
 }
 
 }  // namespace
 
 SampleFamilies load_table(const std::string& path) {
   const CsvTable t(read_maybe_gzip(path), path);
+  check_columns(t, path);
   SampleFamilies families;
   for (std::size_t row = 0; row < t.num_rows(); ++row) {
     Curve identity;
@@ -89,7 +94,8 @@ SampleFamilies load_table(const std::string& path) {
     op.storage = identity.storage;
     read_shape(t, row, op);
     check_work(t, row, op);
-    add_sample(families, identity, std::move(op), t.number(row, "seconds", 1e-9, 1e6));
+    add_sample(families, identity, std::move(op), t.number(row, "seconds", 1e-9, 1e6),
+               static_cast<std::int64_t>(row) + 1);
   }
   if (families.empty()) throw Error(fmt::format("{}: no rows below the column names", path));
   return families;

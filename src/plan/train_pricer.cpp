@@ -14,61 +14,91 @@ TrainLayout without_recomputation(TrainLayout layout) {
   return layout;
 }
 
-}  // namespace
+/// Lists the operations of one device.
+class Builder {
+ public:
+  Builder(const TrainProblem& problem, const TrainLayout& layout, std::vector<TrainSpending>& out)
+      : problem_(problem),
+        layout_(layout),
+        columns_(train_columns(problem, layout)),
+        gqa_(columns_.attention == AttentionKind::gqa),
+        sequence_(sequence_part(without_recomputation(layout))),
+        own_(token_shards_of(sequence_, problem.seq, 1).rows(0)),
+        attention_(train_attention(problem, without_recomputation(layout))),
+        core_(scheme_core({sequence_, columns_, problem.seq, 1, problem.activations}, 0)),
+        out_(&out) {}
 
-TrainPricer::TrainPricer(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout,
-                         std::vector<PricedOperation>* list)
-    : problem_(problem),
-      hardware_(hardware),
-      layout_(layout),
-      list_(list),
-      columns_(train_columns(problem, layout)),
-      gqa_(columns_.attention == AttentionKind::gqa),
-      sequence_(sequence_part(without_recomputation(layout))),
-      own_(token_shards_of(sequence_, problem.seq, 1).rows(0)),
-      attention_(train_attention(problem, without_recomputation(layout))),
-      core_(scheme_core({sequence_, columns_, problem.seq, 1, problem.activations}, 0)) {}
+  void write_to(std::vector<TrainSpending>& out) { out_ = &out; }
+  /// One attention block, forward and backward, `times` times.
+  void block(std::int64_t times) const;
+  /// `count` sequences through all layers of a stage and the head, forward and backward.
+  void sequences(std::int64_t count) const;
+  /// Once a step: sums of gradients, ZeRO-3's gathers (for every one of `count` sequences), the optimiser.
+  void once(std::int64_t count) const;
 
-void TrainPricer::spend(TrainTime& time, Part part, const char* name, Operation op, std::int64_t times,
-                        double share) const {
-  if (times <= 0 || share <= 0) return;
-  const double seconds = static_cast<double>(times) * share * seconds_of(hardware_, op);
-  if (seconds <= 0) return;
-  time.*part += seconds;
-  if (list_ == nullptr) return;
-  op.name = name;
-  if (part == &TrainTime::recompute) op.name += ", again";
-  std::string bound = bound_of(hardware_, op);
-  const std::int64_t all = times * op.count;
-  list_->push_back({std::move(op), seconds, all, std::move(bound)});
+ private:
+  using Part = double TrainTime::*;
+  /// `op`, so many times; `share` of its time.
+  TrainSpending& spend(Part part, const char* name, const Operation& op, std::int64_t times, double share = 1) const {
+    return out_->emplace_back(TrainSpending{part, name, op, times, share});
+  }
+
+  void core(std::int64_t times) const;
+  void projections(std::int64_t times) const;
+  void exchanges(std::int64_t times) const;
+  void dense_ffn(std::int64_t times) const;
+  void moe_ffn(std::int64_t times) const;
+  void links_of_layers(std::int64_t layers, std::int64_t moe_layers) const;
+  void up_projection(Part part, double rows_times_heads, std::int64_t times) const;
+
+  Operation gemm(std::int64_t m, std::int64_t n, std::int64_t k) const;
+  Operation attention_core() const;
+  Operation collective(OperationKind kind, double bytes, int devices, int span) const;
+  Operation exchange(std::int64_t sent, int exchanges) const;
+  Operation pass(std::int64_t sent, int passes) const;
+  bool is_f32() const { return problem_.activations == DType::f32; }
+  /// How often a product is done: forward, two in the backward, and once more where its part is recomputed.
+  bool block_again() const { return layout_.recompute >= TrainRecompute::block; }
+  bool all_again() const { return layout_.recompute == TrainRecompute::all; }
+  double hidden_bytes() const;
+
+  const TrainProblem& problem_;
+  const TrainLayout& layout_;
+  ModelConfig columns_;  // as one TP rank sees it
+  bool gqa_;
+  Layout sequence_;  // without recomputation
+  std::int64_t own_;
+  TrainAttention attention_;
+  SchemeCore core_;
+  std::vector<TrainSpending>* out_;
+};
+
+void Builder::block(std::int64_t times) const {
+  core(times);
+  projections(times);
+  exchanges(times);
 }
 
-void TrainPricer::block(TrainTime& time, std::int64_t times) const {
-  core(time, times);
-  projections(time, times);
-  exchanges(time, times);
-}
-
-void TrainPricer::core(TrainTime& time, std::int64_t times) const {
+void Builder::core(std::int64_t times) const {
   const Operation op = attention_core();
   const auto key = static_cast<double>(core_.key_width), value = static_cast<double>(core_.value_width);
-  const double backward = (3 * key + 2 * value) / (key + value) / hardware_.backward_efficiency;
-  spend(time, &TrainTime::core, "attention", op, times, core_.share_of_pairs);
-  spend(time, &TrainTime::core, "attention, backward", op, times, core_.share_of_pairs * backward);
+  const double backward = (3 * key + 2 * value) / (key + value);
+  spend(&TrainTime::core, "attention", op, times, core_.share_of_pairs);
+  spend(&TrainTime::core, "attention, backward", op, times, core_.share_of_pairs * backward).attention_backward = true;
   if (layout_.recompute == TrainRecompute::none) return;
-  spend(time, &TrainTime::recompute, "attention", op, times, core_.share_of_pairs);
+  spend(&TrainTime::recompute, "attention", op, times, core_.share_of_pairs);
   if (layout_.recompute == TrainRecompute::attention) {
-    up_projection(time, &TrainTime::recompute, core_.up_projected_in_core, times);
+    up_projection(&TrainTime::recompute, core_.up_projected_in_core, times);
   }
 }
 
-void TrainPricer::projections(TrainTime& time, std::int64_t times) const {
+void Builder::projections(std::int64_t times) const {
   const ModelConfig& c = columns_;
   const std::int64_t D = c.hidden_size, q = c.num_attention_heads * (gqa_ ? c.head_dim : c.qk_head_dim());
   // Forward, and two products each in the backward.
   const auto product = [&](const char* name, const Operation& op) {
-    spend(time, &TrainTime::projections, name, op, 3 * times);
-    if (block_again()) spend(time, &TrainTime::recompute, name, op, times);
+    spend(&TrainTime::projections, name, op, 3 * times);
+    if (block_again()) spend(&TrainTime::recompute, name, op, times);
   };
   product("o_proj", gemm(own_, D, c.num_attention_heads * c.value_head_dim()));
   if (gqa_) {
@@ -78,9 +108,9 @@ void TrainPricer::projections(TrainTime& time, std::int64_t times) const {
     if (c.q_lora_rank > 0) product("q_b_proj", gemm(own_, q, c.q_lora_rank));
     if (c.q_lora_rank == 0) product("q_proj", gemm(own_, q, D));
     product("kv_a_proj", gemm(own_, c.latent_width(), D));
-    up_projection(time, &TrainTime::projections, core_.up_projected, 3 * times);
-    if (block_again()) up_projection(time, &TrainTime::recompute, core_.up_projected, times);
-    up_projection(time, &TrainTime::projections, core_.up_projected_again, times);  // keys and values rebuilt
+    up_projection(&TrainTime::projections, core_.up_projected, 3 * times);
+    if (block_again()) up_projection(&TrainTime::recompute, core_.up_projected, times);
+    up_projection(&TrainTime::projections, core_.up_projected_again, times);  // keys and values rebuilt
   }
   Operation norms{.kind = OperationKind::elementwise};
   norms.bytes = static_cast<double>(size_of(problem_.activations)) *
@@ -88,22 +118,22 @@ void TrainPricer::projections(TrainTime& time, std::int64_t times) const {
   product("norms, RoPE, residual", norms);
 }
 
-void TrainPricer::up_projection(TrainTime& time, Part part, double rows_times_heads, std::int64_t times) const {
+void Builder::up_projection(Part part, double rows_times_heads, std::int64_t times) const {
   if (rows_times_heads == 0) return;
   const std::int64_t heads = core_.up_projected_heads,
                      width = heads * (columns_.qk_nope_head_dim + columns_.v_head_dim);
   const auto rows = static_cast<std::int64_t>(rows_times_heads / static_cast<double>(heads));
-  spend(time, part, "kv_b_proj", gemm(std::max<std::int64_t>(1, rows), width, columns_.kv_lora_rank), times);
+  spend(part, "kv_b_proj", gemm(std::max<std::int64_t>(1, rows), width, columns_.kv_lora_rank), times);
 }
 
-void TrainPricer::exchanges(TrainTime& time, std::int64_t times) const {
+void Builder::exchanges(std::int64_t times) const {
   const SchemeWork& work = attention_.work;
   const SchemeBytes& sent = attention_.sent;
   const auto exchanged = [&](Part part, const char* name, std::int64_t bytes, int exchanges) {
-    if (exchanges > 0) spend(time, part, name, exchange(bytes, exchanges), times);
+    if (exchanges > 0) spend(part, name, exchange(bytes, exchanges), times);
   };
   const auto passed = [&](Part part, const char* name, std::int64_t bytes, int passes) {
-    if (passes > 0) spend(time, part, name, pass(bytes, passes), times);
+    if (passes > 0) spend(part, name, pass(bytes, passes), times);
   };
   exchanged(&TrainTime::sp_links, "SP exchange", sent.forward - sent.forward_passed, work.exchanges_forward);
   passed(&TrainTime::sp_links, "SP ring", sent.forward_passed, work.passes_forward);
@@ -118,33 +148,32 @@ void TrainPricer::exchanges(TrainTime& time, std::int64_t times) const {
   }
 }
 
-void TrainPricer::sequences(TrainTime& time, std::int64_t count) const {
+void Builder::sequences(std::int64_t count) const {
   const StageLayers stage = stage_layers(problem_.config, layout_.pp);
   const std::int64_t layers = count * (stage.dense + stage.moe), moe_layers = count * stage.moe;
-  block(time, layers);
-  dense_ffn(time, count * stage.dense);
-  moe_ffn(time, moe_layers);
-  links_of_layers(time, layers, moe_layers);
-  spend(time, &TrainTime::head, "head", gemm(own_, problem_.config.vocab_size / layout_.tp, columns_.hidden_size),
-        3 * count);
+  block(layers);
+  dense_ffn(count * stage.dense);
+  moe_ffn(moe_layers);
+  links_of_layers(layers, moe_layers);
+  spend(&TrainTime::head, "head", gemm(own_, problem_.config.vocab_size / layout_.tp, columns_.hidden_size), 3 * count);
   if (layout_.pp > 1) {
-    spend(time, &TrainTime::pipeline_links, "pipeline",
+    spend(&TrainTime::pipeline_links, "pipeline",
           collective(OperationKind::send_receive, hidden_bytes(), 2, 2 * layout_.sequence_ranks() * layout_.tp),
           2 * count);
   }
 }
 
-void TrainPricer::dense_ffn(TrainTime& time, std::int64_t times) const {
+void Builder::dense_ffn(std::int64_t times) const {
   const std::int64_t width = problem_.config.intermediate_size / layout_.tp, D = columns_.hidden_size;
   for (const bool again : {false, true}) {
     if (again && !all_again()) continue;
     const Part part = again ? &TrainTime::recompute : &TrainTime::ffn;
-    spend(time, part, "FFN, gate and up", gemm(own_, 2 * width, D), again ? times : 3 * times);
-    spend(time, part, "FFN, down", gemm(own_, D, width), again ? times : 3 * times);
+    spend(part, "FFN, gate and up", gemm(own_, 2 * width, D), again ? times : 3 * times);
+    spend(part, "FFN, down", gemm(own_, D, width), again ? times : 3 * times);
   }
 }
 
-void TrainPricer::moe_ffn(TrainTime& time, std::int64_t times) const {
+void Builder::moe_ffn(std::int64_t times) const {
   const MoeConfig& moe = problem_.config.moe;
   if (moe.n_routed_experts == 0) return;
   const std::int64_t D = columns_.hidden_size, width = moe.n_shared_experts * moe.moe_intermediate_size / layout_.tp;
@@ -161,65 +190,65 @@ void TrainPricer::moe_ffn(TrainTime& time, std::int64_t times) const {
     if (again && !all_again()) continue;
     const Part part = again ? &TrainTime::recompute : &TrainTime::ffn;
     const std::int64_t n = again ? times : 3 * times;
-    spend(time, part, "routed experts", experts, n);
-    spend(time, part, "router", gemm(own_, moe.n_routed_experts, D), n);
+    spend(part, "routed experts", experts, n);
+    spend(part, "router", gemm(own_, moe.n_routed_experts, D), n);
     if (moe.n_shared_experts == 0) continue;
-    spend(time, part, "shared experts, gate and up", gemm(own_, 2 * width, D), n);
-    spend(time, part, "shared experts, down", gemm(own_, D, width), n);
+    spend(part, "shared experts, gate and up", gemm(own_, 2 * width, D), n);
+    spend(part, "shared experts, down", gemm(own_, D, width), n);
   }
 }
 
 /// After attention and FFN under TP, dispatch and combine under EP, forward and backward.
-void TrainPricer::links_of_layers(TrainTime& time, std::int64_t layers, std::int64_t moe_layers) const {
+void Builder::links_of_layers(std::int64_t layers, std::int64_t moe_layers) const {
   const TrainLayout& l = layout_;
   const Operation sum = collective(OperationKind::all_reduce, hidden_bytes(), l.tp, l.tp);
   if (l.tp > 1) {
-    spend(time, &TrainTime::tp_links, "TP sum", sum, 4 * layers);
-    if (all_again()) spend(time, &TrainTime::recompute, "TP sum", sum, 2 * layers);
+    spend(&TrainTime::tp_links, "TP sum", sum, 4 * layers);
+    if (all_again()) spend(&TrainTime::recompute, "TP sum", sum, 2 * layers);
   }
   if (l.ep == 1) return;
   const MoeConfig& moe = problem_.config.moe;
   const double visits = expected_other_devices(moe.n_routed_experts, moe.num_experts_per_tok, l.ep);
   const Operation dispatch =
       collective(OperationKind::all_to_all, hidden_bytes() * visits * l.ep / (l.ep - 1.0), l.ep, l.ep * l.tp);
-  spend(time, &TrainTime::ep_links, "EP dispatch and combine", dispatch, 4 * moe_layers);
-  if (all_again()) spend(time, &TrainTime::recompute, "EP dispatch and combine", dispatch, 2 * moe_layers);
+  spend(&TrainTime::ep_links, "EP dispatch and combine", dispatch, 4 * moe_layers);
+  if (all_again()) spend(&TrainTime::recompute, "EP dispatch and combine", dispatch, 2 * moe_layers);
 }
 
-void TrainPricer::once(TrainTime& time, std::int64_t count) const {
+void Builder::once(std::int64_t count) const {
   const TrainParameters params = train_parameters(problem_.config, layout_);
   const TrainLayout& l = layout_;
   const int replicas = l.sequence_ranks() * l.dp, expert_replicas = replicas / l.ep;
   const OperationKind sum = l.zero == 3 ? OperationKind::reduce_scatter : OperationKind::all_reduce;
-  spend(time, &TrainTime::gradient_links, "gradients",
-        collective(sum, kGradientBytes * params.shared, replicas, l.devices()), 1);
-  spend(time, &TrainTime::gradient_links, "gradients of experts",
+  spend(&TrainTime::gradient_links, "gradients", collective(sum, kGradientBytes * params.shared, replicas, l.devices()),
+        1);
+  spend(&TrainTime::gradient_links, "gradients of experts",
         collective(sum, kGradientBytes * params.experts, expert_replicas, l.devices()), 1);
   if (l.zero == 3) {
     // Weights of a layer are gathered before its forward and again before its backward, for every sequence.
     const StageLayers stage = stage_layers(problem_.config, l.pp);
     const std::int64_t gathers = count * 2 * (stage.dense + stage.moe);
     const OperationKind gather = OperationKind::all_gather;
-    spend(time, &TrainTime::zero_links, "ZeRO-3 weights",
+    spend(&TrainTime::zero_links, "ZeRO-3 weights",
           collective(gather, kWeightBytes * params.layer_shared, replicas, l.devices()), gathers);
-    spend(time, &TrainTime::zero_links, "ZeRO-3 weights of experts",
+    spend(&TrainTime::zero_links, "ZeRO-3 weights of experts",
           collective(gather, kWeightBytes * params.layer_experts, expert_replicas, l.devices()), gathers);
   }
   const double shards = l.zero > 0 ? replicas : 1, expert_shards = l.zero > 0 ? expert_replicas : 1;
   const double states = params.shared / shards + params.experts / expert_shards;
   Operation update{.kind = OperationKind::elementwise};
   update.bytes = states * (2 * problem_.optimizer_bytes + kGradientBytes + kWeightBytes);
-  spend(time, &TrainTime::optimizer, "optimiser", update, 1);
+  spend(&TrainTime::optimizer, "optimiser", update, 1);
 }
 
-Operation TrainPricer::gemm(std::int64_t m, std::int64_t n, std::int64_t k) const {
+Operation Builder::gemm(std::int64_t m, std::int64_t n, std::int64_t k) const {
   Operation op{.kind = OperationKind::gemm, .m = m, .n = n, .k = k};
   op.compute = problem_.compute;
   if (is_f32()) op.storage = Precision::f32;
   return op;
 }
 
-Operation TrainPricer::attention_core() const {
+Operation Builder::attention_core() const {
   Operation op{.kind = gqa_ ? OperationKind::prefill_gqa : OperationKind::prefill_mla};
   op.batch = 1;
   op.heads = core_.heads;
@@ -231,7 +260,7 @@ Operation TrainPricer::attention_core() const {
   return op;
 }
 
-Operation TrainPricer::collective(OperationKind kind, double bytes, int devices, int span) const {
+Operation Builder::collective(OperationKind kind, double bytes, int devices, int span) const {
   Operation op{.kind = kind};
   op.bytes = bytes;
   op.devices = devices;
@@ -241,7 +270,7 @@ Operation TrainPricer::collective(OperationKind kind, double bytes, int devices,
 
 /// A scheme's exchanges of one direction; what they send in all is scheme_bytes', divided evenly among them. TP devices
 /// are the nearest neighbours.
-Operation TrainPricer::exchange(std::int64_t sent, int exchanges) const {
+Operation Builder::exchange(std::int64_t sent, int exchanges) const {
   const double bytes = static_cast<double>(sent) / exchanges * layout_.sp / (layout_.sp - 1.0);
   Operation op = collective(OperationKind::all_to_all, bytes, layout_.sp, layout_.sp * layout_.tp);
   op.count = exchanges;
@@ -249,13 +278,61 @@ Operation TrainPricer::exchange(std::int64_t sent, int exchanges) const {
 }
 
 /// Tensors that pass round, one at a time; the next group is as far as the sequence's ranks reach.
-Operation TrainPricer::pass(std::int64_t sent, int passes) const {
+Operation Builder::pass(std::int64_t sent, int passes) const {
   Operation op = collective(OperationKind::send_receive, static_cast<double>(sent) / passes, 2,
                             layout_.sequence_ranks() * layout_.tp);
   op.count = passes;
   return op;
 }
 
-double TrainPricer::hidden_bytes() const { return kActivationBytes * static_cast<double>(own_ * columns_.hidden_size); }
+double Builder::hidden_bytes() const { return kActivationBytes * static_cast<double>(own_ * columns_.hidden_size); }
+
+}  // namespace
+
+TrainWork train_work(const TrainProblem& problem, const TrainLayout& layout) {
+  TrainWork work{.num_sequences = problem.batch / layout.dp, .stages = layout.pp};
+  Builder builder(problem, layout, work.sequences);
+  builder.sequences(work.num_sequences);
+  builder.write_to(work.once);
+  builder.once(work.num_sequences);
+  return work;
+}
+
+std::vector<TrainSpending> block_work(const TrainProblem& problem, const TrainLayout& layout) {
+  std::vector<TrainSpending> spendings;
+  Builder(problem, layout, spendings).block(1);
+  return spendings;
+}
+
+double seconds_of(const Hardware& hardware, const TrainSpending& s) {
+  if (s.times <= 0 || s.share <= 0) return 0;
+  const double share = s.attention_backward ? s.share / hardware.backward_efficiency : s.share;
+  return static_cast<double>(s.times) * share * seconds_of(hardware, s.operation);
+}
+
+TrainTime time_of(const TrainWork& work, std::span<const double> seconds, double link_overlap) {
+  TrainTime time;
+  std::size_t next = 0;
+  for (const TrainSpending& s : work.sequences) time.*s.part += seconds[next++];
+  // Stages idle until the pipeline is full, and while it drains.
+  time.bubble = (work.stages - 1) * time.total() / static_cast<double>(work.num_sequences);
+  for (const TrainSpending& s : work.once) time.*s.part += seconds[next++];
+  const double kernels = time.core + time.projections + time.ffn + time.head + time.recompute;
+  const double links = time.sp_links + time.ep_links + time.gradient_links + time.zero_links;
+  time.hidden = link_overlap * std::min(kernels, links);
+  return time;
+}
+
+void add_operations(const Hardware& hardware, const std::vector<TrainSpending>& spendings,
+                    std::vector<PricedOperation>& list) {
+  for (const TrainSpending& s : spendings) {
+    const double seconds = seconds_of(hardware, s);
+    if (seconds <= 0) continue;
+    PricedOperation& priced = list.emplace_back(
+        PricedOperation{s.operation, seconds, s.times * s.operation.count, bound_of(hardware, s.operation)});
+    priced.operation.name = s.name;
+    if (s.part == &TrainTime::recompute) priced.operation.name += ", again";
+  }
+}
 
 }  // namespace isomer

@@ -43,10 +43,15 @@ double capacity_of(const TrainPlan& plan) {
         o.devices, o.problem.config.name, o.problem.batch, o.problem.seq, reasons,
         (o.problem.batch + o.devices - 1) / o.devices * o.devices);
   }
+  const auto enough = fewest_train_devices(o.problem, plan.assumed, o.schemes);
+  const std::string remedy =
+      enough ? fmt::format("give it {} devices ({} fits)", enough->devices(), to_string(*enough))
+             : fmt::format("no layout fits on up to {} devices either, which is as far as is looked: give it",
+                           std::min(plan.assumed.max_devices(), kMaxTrainDevices));
   invalid_argument(
-      "nothing fits: memory binds. The layout that needs least, {}, takes {} of a device's {}; give it more devices, "
-      "shorter sequences or a narrower optimiser state",
-      to_string(*nearest), format_bytes(least), format_bytes(capacity_of(plan)));
+      "nothing fits: memory binds. The layout that needs least, {}, takes {} of a device's {}; {}{} shorter sequences "
+      "or a narrower optimiser state",
+      to_string(*nearest), format_bytes(least), format_bytes(capacity_of(plan)), remedy, enough ? "," : "");
 }
 
 TrainChoice explain(const TrainPlan& plan, const TrainPoint& point) {

@@ -30,7 +30,7 @@ struct TrainChoice {
   TrainTime time;
   TrainMemory memory;
   TrainAttention attention;
-  double utilisation = 0;  // of peak FLOP/s, by the model's FLOPs
+  double utilisation = 0;  // MFU (model_flops_utilisation)
 };
 
 /// A layout that answers a question.

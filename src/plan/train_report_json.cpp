@@ -135,6 +135,7 @@ json to_json(const TrainPlan& plan) {
                  {"curves_from", o.hardware.curves_from},
                  {"not_fitted", plan.stand_ins},
                  {"roofline", o.assumptions.roofline},
+                 {"assumptions", assumptions_json(o.assumptions)},
                  {"devices", o.devices},
                  {"seq", o.problem.seq},
                  {"batch", o.problem.batch},

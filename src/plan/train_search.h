@@ -31,6 +31,13 @@ struct TrainSearch {
 TrainSearch search_train(const TrainProblem& problem, const Hardware& hardware, int devices,
                          const std::vector<std::string_view>& schemes);
 
+/// More than this is not searched.
+inline constexpr int kMaxTrainDevices = 65536;
+/// As far as the links reach, the smallest power of two of devices on which a layout fits, and that layout; nothing if
+/// none does.
+std::optional<TrainLayout> fewest_train_devices(const TrainProblem& problem, const Hardware& hardware,
+                                                const std::vector<std::string_view>& schemes);
+
 using TrainFilter = std::function<bool(const TrainLayout&)>;
 /// The quickest that the filter takes; nothing if there is none.
 std::optional<TrainPoint> quickest_point(const TrainSearch& search, const TrainFilter& filter);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "plan/train_pricer.h"
 
 namespace isomer {
 
@@ -22,13 +23,58 @@ double spread(const TrainRange& row, Value value) {
   return low > 0 ? high / low : 0;
 }
 
-void price(const TrainStudy& study, TrainEnd& end) {
-  const Hardware hardware = with_assumptions(study.hardware, end.assumptions);
-  for (const TrainPoint& point : study.search.points) {
-    const TrainLayout& layout = study.search.layout_of(point);
-    const double step_s = train_step_time(study.problem, hardware, layout).total();
-    const auto [best, first] = end.step_s.try_emplace(family_of(layout), step_s);
-    if (!first) best->second = std::min(best->second, step_s);
+/// An end of a range with its hardware, and what is priced there as it is under the base.
+struct PricedEnd {
+  PricedEnd(const TrainStudy& study, TrainEnd& of)
+      : end(&of), hardware(with_assumptions(study.hardware, of.assumptions)) {
+    const Assumptions &a = study.base, &b = of.assumptions;
+    const bool same_way = a.roofline == b.roofline;
+    same_links = same_way && a.link_latency_s == b.link_latency_s && a.link_bandwidth_factor == b.link_bandwidth_factor;
+    same_kernels = same_way && a.kernel_efficiency == b.kernel_efficiency && a.fp4_efficiency == b.fp4_efficiency;
+    same_experts = a.expert_load == b.expert_load;
+    same_backward = a.backward_efficiency == b.backward_efficiency;
+  }
+  bool prices_like_base(const TrainSpending& s) const {
+    if (is_collective(s.operation.kind)) return same_links;
+    if (s.operation.kind == OperationKind::moe && !same_experts) return false;
+    return same_kernels && (same_backward || !s.attention_backward);
+  }
+
+  TrainEnd* end;
+  Hardware hardware;
+  bool same_links, same_kernels, same_experts, same_backward;
+};
+
+/// The quickest layout of each family at every end. A step is taken apart once, and what an end doesn't move is priced
+/// once.
+void price(const TrainStudy& study, const std::vector<TrainEnd*>& ends) {
+  const Hardware base = with_assumptions(study.hardware, study.base);
+  std::vector<PricedEnd> priced;
+  for (TrainEnd* end : ends) priced.emplace_back(study, *end);
+  std::vector<double> described, seconds;
+  constexpr std::size_t kTold = 2000;
+  for (std::size_t i = 0; i < study.search.points.size(); ++i) {
+    if (i % kTold == 0) study.progress(fmt::format("sensitivity: {} of {}", i, study.search.points.size()));
+    const TrainLayout& layout = study.search.layout_of(study.search.points[i]);
+    const TrainWork work = train_work(study.problem, layout);
+    described.clear();
+    for (const auto* part : {&work.sequences, &work.once}) {
+      for (const TrainSpending& s : *part) described.push_back(seconds_of(base, s));
+    }
+    const std::string family = family_of(layout);
+    for (const PricedEnd& at : priced) {
+      seconds = described;
+      std::size_t next = 0;
+      for (const auto* part : {&work.sequences, &work.once}) {
+        for (const TrainSpending& s : *part) {
+          if (!at.prices_like_base(s)) seconds[next] = seconds_of(at.hardware, s);
+          ++next;
+        }
+      }
+      const double step_s = time_of(work, seconds, at.hardware.link_overlap).total();
+      const auto [best, first] = at.end->step_s.try_emplace(family, step_s);
+      if (!first) best->second = std::min(best->second, step_s);
+    }
   }
 }
 
@@ -134,14 +180,11 @@ TrainSensitivity study_train(const TrainStudy& study) {
   for (const TrainPoint& point : study.search.points) {  // quickest first
     result.described.step_s.try_emplace(family_of(study.search.layout_of(point)), point.step_s);
   }
-  study.progress("sensitivity: roofline alone");
-  price(study, result.roofline);
+  std::vector<TrainEnd*> ends = {&result.roofline};
   for (TrainRange& row : result.rows) {
-    for (TrainEnd& end : row.ends) {
-      study.progress(fmt::format("sensitivity: {} {}", row.assumption, end.value));
-      price(study, end);
-    }
+    for (TrainEnd& end : row.ends) ends.push_back(&end);
   }
+  price(study, ends);
   result.ours = family_of_best(result.described, false);
   result.theirs = family_of_best(result.described, true);
   if (result.ours.empty() || result.theirs.empty()) result.ours.clear();

@@ -38,9 +38,8 @@ TrainAttention train_attention(const TrainProblem& problem, const TrainLayout& l
 }
 
 double TrainTime::total() const {
-  double sum = 0;
-  for (const StepShare& share : shares_of(*this)) sum += share.seconds;
-  return sum;
+  return core + projections + ffn + head + sp_links + tp_links + ep_links + pipeline_links + recompute + bubble +
+         gradient_links + zero_links + optimizer - hidden;
 }
 
 std::vector<StepShare> shares_of(const TrainTime& t) {
@@ -65,44 +64,41 @@ bool is_held_to_executor(std::string_view part, const TrainLayout& layout) {
   return part == "attention" || part == "projections" || part == "SP links";
 }
 
-namespace {
-
-TrainTime priced_step(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout,
-                      std::vector<PricedOperation>* list) {
-  const TrainPricer pricer(problem, hardware, layout, list);
-  const std::int64_t sequences = problem.batch / layout.dp;
-  TrainTime time;
-  pricer.sequences(time, sequences);
-  // Stages idle until the pipeline is full, and while it drains.
-  time.bubble = (layout.pp - 1) * time.total() / static_cast<double>(sequences);
-  pricer.once(time, sequences);
-  const double kernels = time.core + time.projections + time.ffn + time.head + time.recompute;
-  const double links = time.sp_links + time.ep_links + time.gradient_links + time.zero_links;
-  time.hidden = hardware.link_overlap * std::min(kernels, links);
-  return time;
-}
-
-}  // namespace
-
 TrainTime train_step_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout) {
-  return priced_step(problem, hardware, layout, nullptr);
+  const TrainWork work = train_work(problem, layout);
+  std::vector<double> seconds;
+  seconds.reserve(work.sequences.size() + work.once.size());
+  for (const auto* part : {&work.sequences, &work.once}) {
+    for (const TrainSpending& s : *part) seconds.push_back(seconds_of(hardware, s));
+  }
+  return time_of(work, seconds, hardware.link_overlap);
 }
 
 std::vector<PricedOperation> train_operations(const TrainProblem& problem, const Hardware& hardware,
                                               const TrainLayout& layout) {
+  const TrainWork work = train_work(problem, layout);
   std::vector<PricedOperation> list;
-  priced_step(problem, hardware, layout, &list);
+  add_operations(hardware, work.sequences, list);
+  add_operations(hardware, work.once, list);
   std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
   return list;
 }
 
-TrainTime attention_block_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout) {
+TrainTime attention_block_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout,
+                               std::vector<PricedOperation>* list) {
+  const std::vector<TrainSpending> spendings = block_work(problem, layout);
   TrainTime time;
-  TrainPricer(problem, hardware, layout).block(time, 1);
+  for (const TrainSpending& s : spendings) time.*s.part += seconds_of(hardware, s);
+  if (list != nullptr) add_operations(hardware, spendings, *list);
   return time;
 }
 
 TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout) {
+  return train_memory(problem, hardware, layout, train_attention(problem, layout).work);
+}
+
+TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout,
+                         const SchemeWork& work) {
   const TrainParameters params = train_parameters(problem.config, layout);
   const double replicas = layout.sequence_ranks() * layout.dp, expert_replicas = replicas / layout.ep;
   const auto cut = [&](bool cut_over) {
@@ -116,7 +112,6 @@ TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, 
   const StageLayers stage = stage_layers(problem.config, layout.pp);
   const auto dense = static_cast<double>(stage.dense), moe = static_cast<double>(stage.moe);
   const auto own = static_cast<double>(token_shards_of(sequence_part(layout), problem.seq, 1).rows(0));
-  const SchemeWork work = train_attention(problem, layout).work;
   const double dense_ffn = ffn_saved_bytes(problem, layout, false, own);
   const double moe_ffn = ffn_saved_bytes(problem, layout, true, own);
   const auto attention_saved = static_cast<double>(work.saved_bytes);
@@ -143,16 +138,17 @@ double model_flops_utilisation(const TrainProblem& problem, const Hardware& hard
   const SchemeWork attention = scheme_work({alone, c, problem.seq, 1, DType::bf16}, 0);
   const StageLayers layers = stage_layers(c, 1);
   const auto tokens = static_cast<double>(problem.seq), D = static_cast<double>(c.hidden_size);
+  // Forward, and twice as much backward: what is computed again, a fused attention's scores too, is no work of the
+  // model.
   const double dense = 6 * tokens * 3 * D * static_cast<double>(c.intermediate_size);
   const double moe =
       6 * tokens * D *
       (3 * static_cast<double>((c.moe.num_experts_per_tok + c.moe.n_shared_experts) * c.moe.moe_intermediate_size) +
        static_cast<double>(c.moe.n_routed_experts));
-  const double flops =
-      static_cast<double>(problem.batch) *
-      (static_cast<double>(layers.dense + layers.moe) * (attention.flops_forward + attention.flops_backward) +
-       static_cast<double>(layers.dense) * dense + static_cast<double>(layers.moe) * moe +
-       6 * tokens * D * static_cast<double>(c.vocab_size));
+  const double flops = static_cast<double>(problem.batch) *
+                       (static_cast<double>(layers.dense + layers.moe) * 3 * attention.flops_forward +
+                        static_cast<double>(layers.dense) * dense + static_cast<double>(layers.moe) * moe +
+                        6 * tokens * D * static_cast<double>(c.vocab_size));
   return flops / (step_s * layout.devices() * hardware.peak_flops_per_s(hardware.compute_precision(problem.compute)));
 }
 

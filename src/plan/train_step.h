@@ -65,11 +65,18 @@ TrainTime train_step_time(const TrainProblem& problem, const Hardware& hardware,
 /// Every operation of a step, longest first; they add up to the step but for the pipeline's bubble and what is hidden.
 std::vector<PricedOperation> train_operations(const TrainProblem& problem, const Hardware& hardware,
                                               const TrainLayout& layout);
-/// One attention block alone, forward and backward: core, projections, exchanges of the scheme, recomputation.
-TrainTime attention_block_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
+/// One attention block alone, forward and backward: core, projections, exchanges of the scheme, recomputation. Adds its
+/// operations to `list`, if given.
+TrainTime attention_block_time(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout,
+                               std::vector<PricedOperation>* list = nullptr);
 TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout);
+/// `work`: that of train_attention, for callers that have it.
+TrainMemory train_memory(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout,
+                         const SchemeWork& work);
 
-/// FLOPs of a step that the model needs, recomputation apart, over the peak of all devices.
+/// MFU: FLOPs of the model over what all devices could do in that time at peak. The model's are the forward's and twice
+/// as many for the backward; nothing that is computed again counts, neither under recompute nor the scores that a fused
+/// attention's backward repeats.
 double model_flops_utilisation(const TrainProblem& problem, const Hardware& hardware, const TrainLayout& layout,
                                double step_s);
 

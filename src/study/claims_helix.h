@@ -13,7 +13,7 @@ struct HelixSetting {
   DecodePrecisions precision;
   Assumptions assumptions;
 };
-/// Peak rates, everything in FP4, links of 1 us: what the paper states or what its appendix leaves.
+/// Peak rates, everything but the router in FP4, links of 1 us: what the paper states or what its appendix leaves.
 HelixSetting helix_paper_setting();
 /// Fitted efficiencies, FP4 weights, FP8 cache, BF16 between devices: what kernels and libraries do today.
 HelixSetting helix_measured_setting();

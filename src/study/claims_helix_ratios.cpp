@@ -146,8 +146,8 @@ Claim ratio_claim(const RatioClaim& r, std::string text, const ClaimsOptions& o)
       .published = fmt::format("{}×, {}×", r.interactivity, r.throughput),
       .found = fmt::format("paper's assumptions {}; measured efficiencies {}", interval(under_paper),
                            interval(under_measured)),
-      .configuration = fmt::format("{} on GB200 NVL72, 1M tokens, up to {} devices; peak rates, FP4 throughout, "
-                                   "links of 1 us; against the best of {}",
+      .configuration = fmt::format("{} on GB200 NVL72, 1M tokens, up to {} devices; peak rates, FP4 but for the "
+                                   "router, links of 1 us; against the best of {}",
                                    r.model, search_options(o).max_devices, r.fixed.name)};
   const bool fixed = as_printed(under_paper.base.interactivity, r.interactivity) &&
                      as_printed(under_paper.base.throughput, r.throughput);

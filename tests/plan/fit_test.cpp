@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "plan/doubts.h"
 #include "plan/fit.h"
 #include "plan/fit_report.h"
 #include "plan/fit_surfaces.h"
@@ -231,9 +232,48 @@ TEST_F(UserTable, OneHeadShapeIsATable) {
   }
 }
 
-TEST_F(UserTable, MisspeltColumnsAreNamed) {
-  EXPECT_THAT(complaint("operation,compute,m,n,kk,seconds\ngemm,bf16,1,2,3,1\n"),
-              HasSubstr("unknown, and passed over: 'kk'"));
+TEST_F(UserTable, ColumnsThatAreUnknownOrRepeatedAreRefused) {
+  const std::string wrong = complaint("operation,compute,m,n,kk,seconds\ngemm,bf16,1,2,3,1\n");
+  EXPECT_THAT(wrong, HasSubstr("column 'kk' is unknown; did you mean k"));
+  EXPECT_THAT(complaint("operation,compute,m,n,k,second,comment\ngemm,bf16,1,2,3,1,x\n"),
+              HasSubstr("column 'second' is unknown; did you mean seconds"));
+  EXPECT_THAT(complaint("operation,compute,m,n,k,seconds,measured_by_whom\ngemm,bf16,1,2,3,1,x\n"),
+              HasSubstr("column 'measured_by_whom' is unknown; known are operation, "));
+  EXPECT_THAT(complaint("operation,compute,m,n,k,m,seconds\ngemm,bf16,1,2,3,4,1\n"),
+              HasSubstr("column 'm' stands there twice"));
+}
+
+TEST_F(UserTable, AByteOrderMarkIsPassedOver) {
+  const auto families = load_table(write("\xef\xbb\xbfoperation,compute,m,n,k,seconds\ngemm,bf16,1,2,3,1e-5\n"));
+  EXPECT_EQ(families.begin()->second.samples.front().operation.m, 1);
+}
+
+TEST_F(UserTable, TimesThatTheDeviceContradictsAreDoubted) {
+  const Hardware h200 = load_hardware("h200");  // 989 TFLOP/s in BF16, 4.8 TB/s
+  const auto doubts = [&](const std::string& rows) {
+    return doubtful_times(h200, load_table(write("operation,compute,m,n,k,devices,bytes,seconds\n" + rows)));
+  };
+  EXPECT_TRUE(doubts("gemm,bf16,8192,8192,8192,,,1.3e-3\ngemm,bf16,1,64,64,,,2e-5\n").empty());
+  EXPECT_TRUE(doubts("gemm,bf16,8192,8192,8192,,,1e-3\n").empty()) << "1.11 times the peak";
+  const auto quick = doubts("gemm,bf16,1,64,64,,,2e-5\ngemm,bf16,8192,8192,8192,,,1.1e-6\n");
+  ASSERT_EQ(quick.size(), 1u);
+  EXPECT_THAT(quick.front(),
+              HasSubstr("1 row quicker than h200 allows, the first: row 2 (gemm bf16) takes 1.1 us, 1e+03 "
+                        "times the peak arithmetic rate"));
+  EXPECT_THAT(doubts("all_reduce,bf16,,,,8,1e9,1e-3\n").front(), HasSubstr("the bandwidth of its links"));
+  const auto slow = doubts("gemm,bf16,8192,8192,8192,,,1300\ngemm,bf16,1,64,64,,,20\n");
+  ASSERT_EQ(slow.size(), 1u);
+  EXPECT_THAT(slow.front(), HasSubstr("2 rows slower than a thousandth of what h200 does, the first: row 1"));
+}
+
+TEST(Fit, ABadFitIsDoubted) {
+  Curve curve;
+  curve.used = {.rows = 100, .mean = 0.05};
+  curve.held_back = {.rows = 20, .mean = 0.29};
+  EXPECT_TRUE(doubtful_fits({curve}).empty());
+  curve.held_back.mean = 0.86;
+  ASSERT_EQ(doubtful_fits({curve}).size(), 1u);
+  EXPECT_THAT(doubtful_fits({curve}).front(), HasSubstr("gemm bf16 is 86 % off on average, above 30 %"));
 }
 
 TEST(Fit, TooFewRowsAreSaid) {

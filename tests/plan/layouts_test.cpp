@@ -235,7 +235,8 @@ TEST(DecodeMemory, ShardsWhatItSaysItShards) {
   EXPECT_EQ(memory("helix:kvp=4,tpa=2,tpf=8,ep=1", 4).cache, 4 * sequence / 4);
   EXPECT_EQ(memory("dp-ep:8", 8).cache, sequence);
   EXPECT_EQ(memory("tpla:g=2,tp=1", 4).cache, 4 * sequence * 320 / 576);
-  EXPECT_NEAR(memory("tp:1", 1).weights, 0.5625 * (671026419200.0 - 7168), 1);
+  const double router = 58.0 * (256 * 7168 + 256);  // stays in BF16
+  EXPECT_NEAR(memory("tp:1", 1).weights, 0.5625 * (671026419200.0 - 7168 - router) + 2 * router, 1);
   EXPECT_NEAR(memory("dp-ep:8", 8).cache, memory("tp:1,pp:8", 8).cache * 61 / 64, 1e9);  // eight stages of 8 layers
 }
 

@@ -3,6 +3,7 @@
 #include "cost/inference_cost.h"
 #include "cost/op_cost.h"
 #include "plan/curves.h"
+#include "plan/fit.h"
 #include "plan/hardware.h"
 
 namespace isomer {
@@ -238,6 +239,25 @@ TEST(Pricing, PrecisionsThatADeviceLacksAreComputedInTheNextWider) {
   const Hardware hardware = with_assumptions(load_hardware("h200"), {.roofline = true});
   const Operation op = gemm(8192, 8192, 8192, Precision::nvfp4);
   EXPECT_DOUBLE_EQ(seconds_of(hardware, op), cost_of(op).flops / 1979e12);
+}
+
+TEST(Pricing, TheFastestMeasuredFp8ProductIsTaken) {
+  // Scaled by tensor or by block, as measured: weights of both kinds are FP8.
+  for (const char* name : {"gb200-nvl72", "b200", "h200"}) {
+    const Hardware hardware = load_hardware(name);
+    for (const std::int64_t m : {1, 64, 4096}) {
+      const Operation op = gemm(m, 7168, 2048, Precision::fp8);
+      double fastest = INFINITY;
+      int curves = 0;
+      for (const Curve& curve : hardware.curves->all()) {
+        if (curve.kind != op.kind || curve.compute != Precision::fp8) continue;
+        ++curves;
+        fastest = std::min(fastest, predicted_seconds(curve, op, rates_of(hardware, curve)));
+      }
+      EXPECT_EQ(curves, 2) << name;
+      EXPECT_DOUBLE_EQ(seconds_of(hardware, op), fastest) << name << " m " << m;
+    }
+  }
 }
 
 TEST(Pricing, BorrowedCurvesKeepTheirSharesOfAnotherPeak) {

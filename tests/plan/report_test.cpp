@@ -118,6 +118,17 @@ TEST(DecodePlan, SaysWhichLimitBindsAndWhatIsNearest) {
   const std::string memory = complaint_of(options_of(1 << 20, 1));
   EXPECT_NE(memory.find("memory binds"), std::string::npos) << memory;
   EXPECT_NE(memory.find("tp:1"), std::string::npos) << memory;
+  // The number of devices that it names is enough, and half of it is not.
+  const auto give = memory.find("give it ");
+  ASSERT_NE(give, std::string::npos) << memory;
+  const int devices = std::stoi(memory.substr(give + 8));
+  DecodePlanOptions more = options_of(1 << 20, devices);
+  more.sensitivity = false;
+  EXPECT_NO_THROW(plan_decode(more));
+  EXPECT_NE(complaint_of(options_of(1 << 20, devices / 2)).find("memory binds"), std::string::npos);
+  DecodePlanOptions hopeless = options_of(1 << 20, 1);
+  hopeless.problem.memory_limit_bytes = 1e6;
+  EXPECT_NE(complaint_of(hopeless).find("no layout fits on up to 1152 devices"), std::string::npos);
 
   DecodePlanOptions impossible = options_of(1024, 8);
   impossible.search.layouts = {parse_decode_layout("tp:3", impossible.problem.config)};

@@ -79,17 +79,42 @@ TEST(Search, ExpertsAreStoredAndMultipliedAsTheWeightsAre) {
   }
 }
 
+TEST(Search, TheRouterIsNoNarrowerThanBf16) {
+  DecodeProblem problem = r1_problem(4096);
+  for (const Precision weights : {Precision::bf16, Precision::fp8, Precision::nvfp4}) {
+    problem.precision.weights = weights;
+    const Operation router = operation_named(problem, load_hardware("gb200-nvl72"), "router");
+    EXPECT_EQ(router.storage, Precision::bf16);
+    EXPECT_EQ(router.compute, Precision::bf16);
+    EXPECT_EQ(router.n, 256);
+  }
+}
+
 TEST(Search, AttentionOverANarrowCacheMultipliesAsTheMeasuredKernelsDo) {
   DecodeProblem problem = r1_problem(4096);
+  const auto computed_in = [&](const char* hardware, Precision cache, bool roofline = false) {
+    problem.precision.cache = cache;
+    const Operation core =
+        operation_named(problem, with_assumptions(load_hardware(hardware), {.roofline = roofline}), "attention");
+    EXPECT_EQ(core.storage, cache);
+    return core.compute;
+  };
+  // Rows on Blackwell exceed what BF16 could do; those on Hopper don't, and unmeasured devices get no benefit of doubt.
+  EXPECT_EQ(computed_in("gb200-nvl72", Precision::fp8), Precision::fp8);
+  EXPECT_EQ(computed_in("gb200-nvl72", Precision::nvfp4), Precision::fp8) << "none was measured that multiplies in FP4";
+  EXPECT_EQ(computed_in("gb200-nvl72", Precision::bf16), Precision::bf16);
+  EXPECT_EQ(computed_in("h200", Precision::fp8), Precision::bf16);
+  EXPECT_EQ(computed_in("ascend-910b", Precision::fp8), Precision::bf16);
+  EXPECT_EQ(computed_in("gb200-nvl72", Precision::nvfp4, true), Precision::nvfp4);
+  EXPECT_EQ(computed_in("h200", Precision::fp8, true), Precision::fp8);
+}
+
+TEST(Search, AttentionOfManyHeadsOverAnFp8CacheIsBoundByMemory) {
+  // 484 FLOPs a byte of cache: below the 625 that FP8's peak allows, above the 312 of BF16's.
+  DecodeProblem problem = r1_problem(1 << 17);
   problem.precision.cache = Precision::fp8;
-  const Hardware fitted = load_hardware("gb200-nvl72");
-  const Operation core = operation_named(problem, fitted, "attention");
-  EXPECT_EQ(core.storage, Precision::fp8);
-  EXPECT_EQ(core.compute, Precision::bf16);  // the tables have no kernel that multiplies in FP8
-  EXPECT_EQ(operation_named(problem, with_assumptions(fitted, {.roofline = true}), "attention").compute,
-            Precision::fp8);
-  problem.precision.cache = Precision::bf16;
-  EXPECT_EQ(operation_named(problem, fitted, "attention").compute, Precision::bf16);
+  const Hardware hardware = load_hardware("gb200-nvl72");
+  EXPECT_EQ(bound_of(hardware, operation_named(problem, hardware, "attention")), "memory");
 }
 
 TEST(Search, InexactLayoutsNeedToBeAskedFor) {
@@ -115,6 +140,15 @@ TEST(Search, FrontierIsWhatNothingBeats) {
   }
   EXPECT_EQ(quickest(search, any)->step_s, frontier.front().step_s);
   EXPECT_EQ(best_throughput(search, std::nullopt)->per_device(), frontier.back().per_device());
+}
+
+TEST(Search, OfEqualLayoutsFrontierAndChoiceTakeTheSame) {
+  // At batch 1 there is nothing to run beside the exchange: with and without HOP-B a step takes the same.
+  const DecodeSearch search =
+      search_decode(r1_problem(1 << 20), load_hardware("gb200-nvl72"), {.max_devices = 64, .batches = {1}});
+  const DecodePoint best = *quickest(search, any), first = pareto_frontier(search, any).front();
+  EXPECT_EQ(to_string(search.layout_of(first)), to_string(search.layout_of(best)));
+  EXPECT_EQ(to_string(search.layout_of(best)).find("hopb=off"), std::string::npos);
 }
 
 TEST(Search, LimitsHold) {
@@ -192,6 +226,19 @@ TEST(Search, LeastMemoryIsNamed) {
   ASSERT_TRUE(least.has_value());
   EXPECT_EQ(to_string(least->layout), "tp:1");
   EXPECT_GT(least->memory.total(), hardware.memory_capacity_bytes);
+}
+
+TEST(Search, FewestDevicesAreThoseOnWhichItBeginsToFit) {
+  const DecodeProblem problem = r1_problem(1 << 17);
+  const Hardware hardware = load_hardware("h100");
+  const auto enough = fewest_devices(problem, hardware, {.max_devices = 2});
+  ASSERT_TRUE(enough.has_value());
+  const int devices = enough->layout.devices();
+  EXPECT_FALSE(search_decode(problem, hardware, {.max_devices = devices}).points.empty());
+  EXPECT_TRUE(search_decode(problem, hardware, {.max_devices = devices / 2}).points.empty());
+  DecodeProblem tight = problem;
+  tight.memory_limit_bytes = 1e6;
+  EXPECT_FALSE(fewest_devices(tight, hardware, {.max_devices = 2}).has_value());
 }
 
 TEST(Search, RefusesNothingToSearch) {

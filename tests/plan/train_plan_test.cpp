@@ -245,6 +245,39 @@ TEST(TrainPlan, IntervalsHoldTheirBase) {
   EXPECT_LT(s.step_s.lowest, s.step_s.highest);
 }
 
+TEST(TrainPlan, EveryEndIsPricedAsIfAlone) {
+  // What the study shares between ends and layouts changes nothing.
+  const TrainPlan& plan = small_plan();
+  const TrainSensitivity& s = *plan.sensitivity;
+  std::vector<const TrainEnd*> ends = {&s.described, &s.roofline};
+  for (const TrainRange& row : s.rows) {
+    for (const TrainEnd& end : row.ends) ends.push_back(&end);
+  }
+  for (const TrainEnd* end : ends) {
+    const Hardware hardware = with_assumptions(plan.options.hardware, end->assumptions);
+    std::map<std::string, double> quickest;
+    for (const TrainPoint& point : plan.search.points) {
+      const TrainLayout& layout = plan.search.layout_of(point);
+      const double step_s = train_step_time(plan.options.problem, hardware, layout).total();
+      const auto [best, first] = quickest.try_emplace(family_of(layout), step_s);
+      if (!first) best->second = std::min(best->second, step_s);
+    }
+    EXPECT_EQ(quickest, end->step_s) << end->value;
+  }
+}
+
+TEST(TrainPlan, UtilisationCountsNothingTwice) {
+  // Llama 3.1 405B: six FLOPs a weight that a token meets, and 6·h·(128 + 128) a pair of query and key.
+  const TrainProblem dense{.config = load_model_config("llama-3.1-405b"), .seq = 8192, .batch = 8};
+  const Hardware h100 = load_hardware("h100");
+  const double tokens = 8.0 * 8192, matrices = 405853388800.0 - 128256.0 * 16384 - (2 * 126 + 1) * 16384.0;
+  const double pairs = 8.0 * 8192 * 8193 / 2;
+  const double flops = 6 * tokens * matrices + 126 * 6 * 128 * pairs * 256;
+  const TrainLayout layout{.scheme = "explicit", .dp = 8, .recompute = TrainRecompute::all};
+  const double utilisation = model_flops_utilisation(dense, h100, layout, 100);
+  EXPECT_NEAR(utilisation / (flops / (100 * 8 * 989e12)), 1, 1e-3);  // norms and RoPE beside
+}
+
 TEST(TrainPlan, JsonHasWhatThePageNeeds) {
   const nlohmann::json json = to_json(small_plan());
   EXPECT_TRUE(json.at("best")[0].at("attention_block").at("saved_bytes").is_number());
@@ -304,6 +337,13 @@ TEST(TrainPlan, RefusesWithTheNearest) {
   const std::string memory = complaint({.problem = problem(), .hardware = load_hardware("h100"), .devices = 8});
   EXPECT_NE(memory.find("memory binds"), std::string::npos) << memory;
   EXPECT_NE(memory.find("zero=3"), std::string::npos) << memory;
+  const auto give = memory.find("give it ");
+  ASSERT_NE(give, std::string::npos) << memory;
+  const int enough = std::stoi(memory.substr(give + 8));
+  EXPECT_EQ(
+      complaint({.problem = problem(), .hardware = load_hardware("h100"), .devices = enough, .sensitivity = false}),
+      "");
+  EXPECT_NE(complaint({.problem = problem(), .hardware = load_hardware("h100"), .devices = enough / 2}), "");
   TrainPlanOptions seven{.problem = problem(), .hardware = load_hardware("h100"), .devices = 7};
   seven.problem.config = load_model_config("deepseek-v2-lite");
   const std::string batch = complaint(seven);

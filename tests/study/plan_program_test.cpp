@@ -169,5 +169,124 @@ TEST_F(PlanProgram, TrainingPlansSayWhatBoundsThem) {
   EXPECT_GT(std::filesystem::file_size(path("train.html")), 100000u);
 }
 
+std::string complaint_of(const std::string& arguments) {
+  const auto result = run_isomer(arguments);
+  EXPECT_EQ(result.exit_code, 2) << arguments << result.out;
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  return result.err;
+}
+
+TEST_F(PlanProgram, BlockPlansRefuseWhatCompareRefuses) {
+  for (const char* layout : {"laga:16,kv=wrong", "laga:16,recompute=wrong", "laga:16,foo=1", "lagga:16"}) {
+    const std::string plan = complaint_of(fmt::format("plan block --schemes '{}'", layout));
+    EXPECT_EQ(plan, complaint_of(fmt::format("compare --model deepseek-v2-lite --dry-run --schemes '{}'", layout)))
+        << layout;
+  }
+  EXPECT_THAT(complaint_of("plan block --schemes laga:16,kv=wrong"), HasSubstr("kv=wrong"));
+  EXPECT_THAT(complaint_of("plan block --schemes laga:16,attention=eager"),
+              HasSubstr("only attention=fused is priced"));
+  // Another way to say kv=rebuild, and priced so.
+  const auto rebuilt = run_isomer(
+      fmt::format("plan block --schemes 'laga:4,kv=rebuild;laga:4,recompute=up-projection' --json {}", path("b.json")));
+  ASSERT_EQ(rebuilt.exit_code, 0) << rebuilt.err;
+  EXPECT_EQ(read("b.json")["blocks"][0]["seconds"], read("b.json")["blocks"][1]["seconds"]);
+}
+
+TEST_F(PlanProgram, NoPlanReachesFurtherThanTheLinks) {
+  const std::string reach = "8192 devices: the links of a100 reach 4096";
+  EXPECT_THAT(complaint_of("plan block --hardware a100 --seq 16K --schemes ring:8192"), HasSubstr(reach));
+  EXPECT_THAT(complaint_of("plan train --hardware a100 --devices 8192"), HasSubstr(reach));
+}
+
+TEST_F(PlanProgram, PlansSayWhatWasNotMeasuredAndWhatWasAssumed) {
+  const auto block = run_isomer(fmt::format("plan block --hardware ascend-910b --json {}", path("block.json")));
+  EXPECT_THAT(block.out, HasSubstr("efficiencies not measured on this device"));
+  EXPECT_EQ(read("block.json")["hardware_fitted"], false);
+  const std::string decode =
+      "plan decode --model deepseek-v2-lite --hardware a100 --max-devices 8 --batch 1,8 --no-sensitivity --json " +
+      path("decode.json");
+  const auto usual = run_isomer(decode + " --context 4K");
+  ASSERT_EQ(usual.exit_code, 0) << usual.err;
+  EXPECT_EQ(usual.out.find("assumed:"), std::string::npos);
+  EXPECT_EQ(usual.out.find("note:"), std::string::npos);
+  EXPECT_EQ(read("decode.json")["memory_limit_bytes"], 80e9);
+  EXPECT_TRUE(read("decode.json")["assumptions"]["link_latency_s"].is_null());
+  const auto other = run_isomer(decode + " --context 1M --memory 60GB --link-latency 5us --link-bandwidth 150GB/s");
+  ASSERT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_THAT(other.out, HasSubstr("assumed: memory of a device 60.0 GB, link latency 5.0 us, 0.5 times the links'"));
+  EXPECT_THAT(other.out, HasSubstr("note: positions up to 1048576 lie beyond the model's 163840"));
+  EXPECT_EQ(read("decode.json")["memory_limit_bytes"], 60e9);
+  EXPECT_NEAR(read("decode.json")["assumptions"]["link_latency_s"].get<double>(), 5e-6, 1e-12);
+  EXPECT_EQ(read("decode.json")["assumptions"]["link_bandwidth_factor"], 0.5);
+}
+
+TEST_F(PlanProgram, HardwareWithoutCurvesIsNotSaidToBeChecked) {
+  const auto check = run_isomer(
+      fmt::format("plan validate --table {} --hardware ascend-910b --json {}", path("table.csv"), path("check.json")));
+  EXPECT_EQ(check.exit_code, 1);
+  EXPECT_THAT(check.out, HasSubstr("Nothing was checked: ascend-910b has no curve fitted"));
+  EXPECT_EQ(check.out.find("within its aim"), std::string::npos);
+  EXPECT_EQ(read("check.json")["systems"][0]["checked"], false);
+}
+
+TEST_F(PlanProgram, TimesInAnotherUnitAreDoubted) {
+  std::string text = table();
+  for (const auto& [name, factor] : {std::pair{"micro.csv", 1e6}, std::pair{"small.csv", 1e-6}}) {
+    std::string scaled;
+    for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      const std::string line = text.substr(begin, end - begin);
+      const auto comma = line.rfind(',') + 1;
+      scaled += begin == 0 ? line + "\n"
+                           : fmt::format("{}{:.9g}\n", line.substr(0, comma),
+                                         std::max(1e-9, factor * std::stod(line.substr(comma))));
+    }
+    std::ofstream(path(name)) << scaled;
+    const auto fit = run_isomer(fmt::format("plan fit --table {} --hardware a100 --out {} --json {}", path(name),
+                                            path("odd.json"), path("odd.out")));
+    ASSERT_EQ(fit.exit_code, 0) << fit.err;
+    EXPECT_THAT(fit.out, HasSubstr(factor > 1 ? "not milliseconds or microseconds" : "quicker than a100 allows"))
+        << name;
+    EXPECT_THAT(fit.out, HasSubstr("the column takes seconds of one execution"));
+    EXPECT_FALSE(read("odd.out")["warnings"].empty());
+    EXPECT_THAT(run_isomer(fmt::format("plan validate --table {} --hardware {}", path(name), path("odd.json"))).out,
+                HasSubstr("the first: row"));
+  }
+  const auto right = run_isomer(fmt::format("plan fit --table {} --hardware a100 --out {} --json {}", path("table.csv"),
+                                            path("right.json"), path("right.out")));
+  EXPECT_EQ(right.out.find("warning"), std::string::npos) << right.out;
+  EXPECT_TRUE(read("right.out")["warnings"].empty());
+}
+
+TEST_F(PlanProgram, NamesThatThereAreNotHaveNearOnes) {
+  EXPECT_THAT(complaint_of("pln"), HasSubstr("'pln' is no subcommand; did you mean plan? there are: compare, "));
+  EXPECT_THAT(complaint_of("plan decod --context 4K"),
+              HasSubstr("'decod' is no subcommand of isomer plan; did you mean decode? there are: decode, train, "));
+  EXPECT_THAT(complaint_of("plan"), HasSubstr("a subcommand is required; there are: decode, "));
+  EXPECT_THAT(complaint_of("plan decode --modle deepseek-r1"),
+              HasSubstr("there is no option '--modle'; did you mean --model? (isomer plan decode --help"));
+  EXPECT_THAT(complaint_of("plan decode --contxt=4K"), HasSubstr("no option '--contxt'; did you mean --context?"));
+  EXPECT_THAT(complaint_of("plan fit --ot x.json"), HasSubstr("no option '--ot'; did you mean --out?"));
+  EXPECT_THAT(complaint_of("compare --zzzzzzzzz 3"), HasSubstr("there is no option '--zzzzzzzzz' (isomer compare"));
+  EXPECT_THAT(complaint_of("plan decode --context 4K --context 8K"),
+              HasSubstr("--context is given twice; give it once"));
+  EXPECT_THAT(complaint_of("plan decode --json a --json b --json c"), HasSubstr("--json is given 3 times; give it"));
+}
+
+TEST_F(PlanProgram, WhatOnlyTryingTellsIsTriedBeforeTheWork) {
+  for (const char* option : {"--json", "--html"}) {
+    const auto result = run_isomer(fmt::format("plan decode {} /proc/x", option));
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("/proc/x: can't be written: no file can be made in '/proc'"));
+    EXPECT_EQ(result.out, "") << "told before the search";
+  }
+  const auto full = run_isomer("plan block --json /dev/full");
+  EXPECT_EQ(full.exit_code, 2) << "opens, and takes nothing";
+  EXPECT_THAT(full.err, HasSubstr("--json /dev/full: can't be written: No space left on device"));
+  EXPECT_EQ(run_isomer(fmt::format("plan block --json {}", path("made.json"))).exit_code, 0);
+  for (const auto& entry : std::filesystem::directory_iterator(path(""))) {
+    EXPECT_EQ(entry.path().filename().string().find(".isomer-"), std::string::npos) << "nothing stays behind";
+  }
+}
+
 }  // namespace
 }  // namespace isomer::testing

@@ -28,14 +28,15 @@ report.views["plan train"] = function (plan) {
           "frontiers by scheme", plan.frontiers.map((f) => line(f, (p) => p.memory_total_bytes / 1e9)),
           { x: r.linear("GB of a device"), y: r.linear("tokens/s of a device") }, describe, "scatter");
 
-  const chosen = r.section("Chosen layouts");
+  const chosen = r.section("Chosen layouts", "MFU: the model's FLOPs, forward and twice that backward, over what all devices " +
+                           "do at peak. What is computed again takes time and counts as no FLOPs.");
   plan.chosen.forEach((p) => {
     const m = p.memory_bytes;
     const parts = (priced) => p.time.filter((t) => t.seconds !== 0 && t.priced_not_executed === priced)
       .map((t) => t.part + " " + (t.seconds < 0 ? "−" : "") + r.time(Math.abs(t.seconds))).join(", ") || "nothing";
     r.card(chosen, p, [
       r.time(p.step_s) + " a step, " + r.number(p.tokens_per_s_per_device) + " tokens/s a device, " +
-        r.number(100 * p.model_flops_utilisation, 2) + "\u00a0% of peak. Bound by " + p.bound + ".",
+        "MFU " + r.number(100 * p.model_flops_utilisation, 2) + "\u00a0%. Bound by " + p.bound + ".",
       "Time: " + parts(false) + ". Priced, not executed: " + parts(true) + ".",
       "Memory of a device: weights " + r.bytes(m.weights) + ", gradients " + r.bytes(m.gradients) + ", optimiser " +
         r.bytes(m.optimizer) + ", saved " + r.bytes(m.saved) + ", beside them " + r.bytes(m.transient) + "."],
