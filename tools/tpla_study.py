@@ -25,11 +25,12 @@ KEEP_KL = ("layout", "mode", "exact", "window", "overlap", "tokens_scored", "mea
            "nats_per_token_base", "nats_per_token", "nats_difference_error")
 
 
-def variants(rank, normed):
+def variants(rank, heads, normed):
     """(claims, conversion options, [(layout, mode)]). rank: kv_lora_rank; normed: whether there is an RMS to slice."""
+    grouped = [("gla:2", "decode"), ("gla:2", "every-position")] if heads % 2 == 0 else []  # heads that two groups share
     both = [("tpla", "decode"), ("tpla", "every-position")]
     decode = [("tpla", "decode")]
-    yield "T3", {"transform": "pca"}, both + [("tpla", "prefill"), ("gla:2", "decode"), ("gla:2", "every-position")]
+    yield "T3", {"transform": "pca"}, both + [("tpla", "prefill")] + grouped
     for transform in ("none", "hadamard", "pca"):
         yield "T4", {"transform": transform}, both
         if normed:
@@ -148,7 +149,8 @@ def run_study(a, study):
                                **{k: config[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads",
                                                          "kv_lora_rank", "qk_rope_head_dim", "vocab_size")}}
     study.recorded["command"] = f"tools/tpla_study.py --model {a.model} --corpus {a.corpus}"
-    for claim, options, evaluations in variants(config["kv_lora_rank"], config.get("kv_a_layernorm", True)):
+    for claim, options, evaluations in variants(config["kv_lora_rank"], config["num_attention_heads"],
+                                                config.get("kv_a_layernorm", True)):
         if not a.only or claim in a.only.split(","):
             study.run(claim, options, evaluations)
 

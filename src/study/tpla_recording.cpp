@@ -50,11 +50,20 @@ const json& TplaRecording::run(const TplaChoice& choice) const {
                           options_of(choice).dump()));
 }
 
+const json* TplaRecording::find(const TplaChoice& choice, const std::string& layout, const std::string& mode) const {
+  for (const json& evaluation : run(choice).at("evaluations")) {
+    if (evaluation.at("asked") == layout && evaluation.at("mode") == mode) return &evaluation;
+  }
+  return nullptr;
+}
+
+bool TplaRecording::has(const TplaChoice& choice, const std::string& layout, const std::string& mode) const {
+  return has(choice) && find(choice, layout, mode) != nullptr;
+}
+
 const json& TplaRecording::evaluation(const TplaChoice& choice, const std::string& layout,
                                       const std::string& mode) const {
-  for (const json& evaluation : run(choice).at("evaluations")) {
-    if (evaluation.at("asked") == layout && evaluation.at("mode") == mode) return evaluation;
-  }
+  if (const json* found = find(choice, layout, mode)) return *found;
   throw Error(fmt::format("the recording '{}' has no {} in mode {} of {}: make it with tools/tpla_study.py", name_,
                           layout, mode, options_of(choice).dump()));
 }

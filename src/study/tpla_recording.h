@@ -33,6 +33,7 @@ class TplaRecording {
   bool has(const TplaChoice& choice) const { return find(choice) != nullptr; }
   /// What `isomer convert tpla` recorded of it. Throws isomer::Error where it is missing.
   const nlohmann::json& run(const TplaChoice& choice) const;
+  bool has(const TplaChoice& choice, const std::string& layout, const std::string& mode) const;
   /// What `isomer eval kl` recorded of it under a layout as it was asked for and a mode.
   const nlohmann::json& evaluation(const TplaChoice& choice, const std::string& layout, const std::string& mode) const;
   std::int64_t model(const char* key) const { return recorded_.at("model").at(key).get<std::int64_t>(); }
@@ -41,6 +42,7 @@ class TplaRecording {
 
  private:
   const nlohmann::json* find(const TplaChoice& choice) const;
+  const nlohmann::json* find(const TplaChoice& choice, const std::string& layout, const std::string& mode) const;
 
   std::string name_;
   nlohmann::json recorded_;

@@ -122,10 +122,9 @@ class TrainRank {
       }
       if (at_root()) directory_.repair(run_.keep);
     } else {
-      ModelWeights weights =
-          run_.initial_weights
-              ? *run_.initial_weights
-              : initial_model_weights(run_.config, settings_.seed, DType::f32, settings_.initial_stddev);
+      ModelWeights weights = run_.initial_weights ? *run_.initial_weights
+                                                  : initial_model_weights(run_.config, settings_.seed, DType::f32,
+                                                                          settings_.initial_stddev);
       if (run_.on_begin) run_.on_begin(weights);
       parameters_.set(weights);
       parameters_.refresh(ctx_);
