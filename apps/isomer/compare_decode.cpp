@@ -246,7 +246,7 @@ int run_compare_decode(const DecodeCompareArguments& a, const CommandLine& comma
   }
   if (!a.dump_dir.empty() && !under_mpirun()) check_dump_directory(a.dump_dir);
   const bool mpi = options.group.backend == Backend::mpi && !a.dry_run;
-  if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group.num_ranks, command_line.argc, command_line.argv);
+  if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group, command_line.argc, command_line.argv);
   const bool at_root = !mpi || mpi_world().rank == 0;
   Progress progress(at_root);
   progress.show("weights");

@@ -229,7 +229,7 @@ Outcome run_and_print(const GenerateArguments& a, const Prepared& p) {
 int run_generate(const GenerateArguments& a, const CommandLine& command_line) {
   const Prepared prepared = prepare(a);
   const bool mpi = prepared.group.backend == Backend::mpi;
-  if (mpi && !under_mpirun()) relaunch_under_mpirun(prepared.group.num_ranks, command_line.argc, command_line.argv);
+  if (mpi && !under_mpirun()) relaunch_under_mpirun(prepared.group, command_line.argc, command_line.argv);
   const Outcome outcome = run_and_print(a, prepared);
   if (mpi && mpi_world().rank != 0) return 0;
   print_summary(a, outcome, prepared);

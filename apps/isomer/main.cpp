@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "apps/isomer/commands.h"
+#include "comm/group.h"
 #include "model/json_text.h"
 
 namespace {
@@ -58,6 +59,7 @@ std::string failure_line(const CLI::App* app, const CLI::Error& error) {
 
 int main(int argc, char** argv) {
   keep_freed_memory();
+  isomer::join_launcher();
   CLI::App app("Isomer: one attention, every sharding, measured on equal terms.", "isomer");
   app.set_version_flag("--version", ISOMER_VERSION);
   app.require_subcommand(1);
