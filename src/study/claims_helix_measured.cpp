@@ -96,7 +96,8 @@ Claim helix_exact(const ClaimsOptions& o) {
           initial_model_weights(config, o.seed, DType::f32, 3 / std::sqrt(double(config.hidden_size)));
       std::map<int, std::vector<std::string>> by_ranks;
       by_ranks[3] = {"helix:kvp=3,tpa=1"};
-      by_ranks[4] = {"helix:kvp=2,tpa=2,wuv=before", moe ? "helix:kvp=4,tpa=1,tpf=2,ep=2" : "helix:kvp=4,tpa=1"};
+      by_ranks[4] = {latent ? "helix:kvp=2,tpa=2,wuv=before" : "helix:kvp=2,tpa=2",
+                     moe ? "helix:kvp=4,tpa=1,tpf=2,ep=2" : "helix:kvp=4,tpa=1"};
       if (!o.quick) by_ranks[8] = {"helix:kvp=8,tpa=1,q=gather"};
       for (const auto& [ranks, layouts] : by_ranks) {
         o.progress(fmt::format("H1: {} on {} ranks", config.name, ranks));
