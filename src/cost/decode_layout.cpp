@@ -27,8 +27,9 @@ DecodeScheme scheme_of(const std::string& name) {
   }
   names.emplace_back("dp-ep");
   const auto near = near_names(name, names);
-  invalid_argument("decode layout '{}' is unknown{}; there are: {}, and pp behind any of them", name,
-                   near.empty() ? "" : fmt::format("; did you mean {}?", fmt::join(near, " or ")),
+  const std::string hint =
+      near.empty() ? "; there are" : fmt::format("; did you mean {}? There are", fmt::join(near, " or "));
+  invalid_argument("decode layout '{}' is unknown{}: {}, and pp behind any of them", name, hint,
                    fmt::join(names, ", "));
 }
 

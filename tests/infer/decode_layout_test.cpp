@@ -316,7 +316,7 @@ TEST(DecodeLayouts, ComplaintsSayWhatWouldFit) {
                 AllOf(HasSubstr("before: it says when latent attention is up-projected"), HasSubstr("leave it out")));
   }
   EXPECT_THAT(unfit("helx:kvp=2,tpa=1", latent),
-              AllOf(HasSubstr("'helx' is unknown; did you mean helix?"), HasSubstr("there are: tp, gla, ")));
+              HasSubstr("'helx' is unknown; did you mean helix? There are: tp, gla, "));
   EXPECT_THAT(unfit("laga:2", latent), AllOf(HasSubstr("'laga' is unknown"), HasSubstr("dp-ep, and pp behind any")));
   EXPECT_THAT(unfit("", latent), HasSubstr("such as helix:kvp=2,tpa=1, got ''"));
   EXPECT_THAT(unfit("tp:2,pp:4", latent), HasSubstr("a pipeline of 4 stages needs a layer for each"));
