@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "study/decode_run.h"
+#include "study/overlap_times.h"
 
 namespace isomer {
 namespace {
@@ -29,7 +30,6 @@ ModelConfig attention_config(bool latent) {
 struct Timing {
   std::string layout;
   std::int64_t context = 0, batch = 1;
-  double bandwidth = 0;
 };
 
 DecodeRun run(const ModelConfig& config, const ModelWeights& weights, const Timing& t) {
@@ -37,9 +37,13 @@ DecodeRun run(const ModelConfig& config, const ModelWeights& weights, const Timi
   DecodeRunOptions o{.layout = parse_decode_layout(t.layout, config)};
   o.group.num_ranks = o.layout.devices();
   o.group.threads_per_rank = 1;
-  if (t.bandwidth > 0) o.group.link = {.latency_s = 0, .bandwidth_bytes_per_s = t.bandwidth, .emulated = true};
   o.read = {std::vector<std::int32_t>(static_cast<std::size_t>(t.batch), 5)};
   return run_decode(w, weights, o);
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
 }
 
 /// bfloat16 rounds at every layer, so a tenth; a wrong slice or head is off by the logits themselves.
@@ -70,33 +74,31 @@ void time_contexts(const ModelConfig& config, const ModelWeights& weights) {
   }
 }
 
-void time_overlap(const ModelConfig& config, const ModelWeights& weights) {
-  std::printf("\noverlap on 2 ranks, 8192 cached tokens, a link on which an exchange takes half of the attention\n");
-  std::printf("%5s %14s %12s %12s %12s %9s %9s\n", "batch", "attention, ms", "exchange", "step, off", "step, on",
-              "hidden", "formula");
+void print_overlap(const ModelConfig& config, const ModelWeights& weights) {
+  std::printf(
+      "\noverlap on 2 ranks, 8192 cached tokens, a link on which an exchange takes half of the attention; steps with "
+      "and\n"
+      "without in turn, medians; hidden with its 95 %% interval; cost: of overlap without a link\n");
+  std::printf("%5s %6s %14s %12s %10s %10s %7s %22s %8s\n", "batch", "pairs", "attention, ms", "exchange", "off", "on",
+              "cost", "hidden", "formula");
   for (const std::int64_t batch : {1, 2, 4, 8, 16, 32}) {
-    Timing t{.layout = "helix:kvp=2,tpa=1", .context = 8192, .batch = batch};
-    const double attention = longest_part(run(config, weights, t), "attention");
-    const double heads = static_cast<double>(config.num_attention_heads) / 2;
-    const double bytes = static_cast<double>(config.num_hidden_layers * batch) * heads *
-                         (static_cast<double>(config.kv_lora_rank) * 2 + 4);
-    t.bandwidth = bytes / (attention / 2);
-    const double on = run(config, weights, t).seconds();
-    t.layout += ",hopb=off";
-    const double off = run(config, weights, t).seconds();
-    const auto b = static_cast<double>(batch);
-    std::printf("%5ld %14.2f %12.2f %12.2f %12.2f %8.0f%% %8.0f%%\n", static_cast<long>(batch), 1e3 * attention,
-                1e3 * attention / 2, 1e3 * off, 1e3 * on, 100 * (off - on) / (attention / 2), 100 * (b - 1) / b);
+    const OverlapTimes t = time_overlap(config, weights, {.batch = batch, .pairs = batch == 8 ? 151 : 41});
+    const OverlapTimes::Share hidden = t.hidden();
+    std::printf("%5ld %6d %14.2f %12.2f %10.2f %10.2f %7.2f %6.0f%% (%.0f to %.0f) %7.0f%%%s\n",
+                static_cast<long>(batch), t.of.pairs, 1e3 * t.attention_s, 1e3 * t.exchange_s, 1e3 * median(t.off_s),
+                1e3 * median(t.on_s), 1e3 * t.cost_s, 100 * hidden.median, 100 * hidden.low, 100 * hidden.high,
+                100 * t.hidden_by_formula(), t.virtual_clock ? " (virtual)" : "");
   }
 }
 
-int run_all() {
+int run_all(bool overlap_alone) {
   for (const bool latent : {true, false}) {
+    if (overlap_alone && !latent) continue;
     const ModelConfig config = attention_config(latent);
     const ModelWeights weights = initial_model_weights(config, 1, DType::bf16);
     if (!check(config, weights)) return 1;
-    time_contexts(config, weights);
-    if (latent) time_overlap(config, weights);
+    if (!overlap_alone) time_contexts(config, weights);
+    if (latent) print_overlap(config, weights);
   }
   return 0;
 }
@@ -104,4 +106,5 @@ int run_all() {
 }  // namespace
 }  // namespace isomer
 
-int main() { return isomer::run_all(); }
+// `bench_helix overlap`: the last part alone.
+int main(int argc, char** argv) { return isomer::run_all(argc > 1 && std::string(argv[1]) == "overlap"); }

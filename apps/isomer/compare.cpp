@@ -243,7 +243,7 @@ int run_compare(const CompareArguments& a, const CommandLine& command_line) {
   CompareOptions options = options_of(a, load_model_config(place));
   check_places(a);
   const bool mpi = options.group.backend == Backend::mpi && !options.group.dry_run;
-  if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group.num_ranks, command_line.argc, command_line.argv);
+  if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group, command_line.argc, command_line.argv);
   const bool at_root = !mpi || mpi_world().rank == 0;
 
   Progress progress(at_root);

@@ -17,6 +17,7 @@
 #include "model/checkpoint.h"
 #include "model/gguf.h"
 #include "model/text.h"
+#include "sharding/layout.h"
 #include "study/compare_decode.h"
 #include "study/dump.h"
 #include "train/run_directory.h"
@@ -36,6 +37,10 @@ std::vector<std::string> given_layouts(const DecodeCompareArguments& a, const Mo
     if (num_ranks == 0) num_ranks = 2;
     return all_decode_layouts(config, num_ranks);
   }
+  if (without_blanks(a.layouts).empty()) {
+    invalid_argument(
+        "--layouts is empty: give all, or layouts separated by semicolons, such as 'tp:2;helix:kvp=2,tpa=1'");
+  }
   std::vector<std::string> layouts;
   std::set<std::string> seen;
   for (std::size_t begin = 0; begin <= a.layouts.size();) {
@@ -43,7 +48,7 @@ std::vector<std::string> given_layouts(const DecodeCompareArguments& a, const Mo
     const std::string text = a.layouts.substr(begin, end - begin);
     const DecodeLayout layout = parse_decode_layout(text, config);  // refuses unknown names and options
     if (!seen.insert(to_string(layout)).second) invalid_argument("--layouts: '{}' is given twice", text);
-    layouts.push_back(text);
+    layouts.push_back(without_blanks(text));
     if (a.ranks == 0) num_ranks = std::max(num_ranks, layout.devices());
     begin = end + 1;
   }
@@ -200,7 +205,7 @@ void print_report(const DecodeCompareReport& report) {
   if (dry) return;
   fmt::print(
       "time/token: one step of all sequences, the median, of the slowest rank; the parts are of the rank that sends "
-      "most, in\n  the last step. errors: against one rank in float64; the bound is 3 × that of one rank's explicit "
+      "most, in\n  its median step. errors: against one rank in float64; the bound is 3 × that of one rank's explicit "
       "form "
       "+ 8 ε·max|logit|.\n");
 }
@@ -246,7 +251,7 @@ int run_compare_decode(const DecodeCompareArguments& a, const CommandLine& comma
   }
   if (!a.dump_dir.empty() && !under_mpirun()) check_dump_directory(a.dump_dir);
   const bool mpi = options.group.backend == Backend::mpi && !a.dry_run;
-  if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group.num_ranks, command_line.argc, command_line.argv);
+  if (mpi && !under_mpirun()) relaunch_under_mpirun(options.group, command_line.argc, command_line.argv);
   const bool at_root = !mpi || mpi_world().rank == 0;
   Progress progress(at_root);
   progress.show("weights");

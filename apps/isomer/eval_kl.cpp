@@ -149,7 +149,7 @@ int run_kl(const KlArguments& a, const CommandLine& command_line) {
   if (mpi) options.group.backend = Backend::mpi;
   if (mpi && !under_mpirun()) {
     progress.show("");
-    relaunch_under_mpirun(options.group.num_ranks, command_line.argc, command_line.argv);
+    relaunch_under_mpirun(options.group, command_line.argc, command_line.argv);
   }
   const double begin = wall_clock_s();
   const Divergence result = measure_divergence(

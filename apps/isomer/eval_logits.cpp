@@ -63,7 +63,7 @@ int run_logits(const LogitsArguments& a, const CommandLine& command_line) {
   if (!reason.empty()) invalid_argument("--layout {}: {}", a.layout, reason);
   const bool mpi = a.backend == "mpi";
   if (mpi) group.backend = Backend::mpi;
-  if (mpi && !under_mpirun()) relaunch_under_mpirun(group.num_ranks, command_line.argc, command_line.argv);
+  if (mpi && !under_mpirun()) relaunch_under_mpirun(group, command_line.argc, command_line.argv);
   const Tensor logits = Tensor::unrecorded("logits", DType::f32, {count, model.config.vocab_size});
   const ModelWeights weights = load_weights(model, parse_dtype(a.dtype));
   run_group(group, [&](RankContext& ctx) {

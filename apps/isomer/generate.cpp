@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 
 #include "apps/isomer/commands.h"
@@ -14,6 +15,7 @@
 #include "comm/group.h"
 #include "infer/generate.h"
 #include "model/chat_template.h"
+#include "sharding/layout.h"
 #include "study/machine.h"
 #include "train/run_directory.h"
 
@@ -81,6 +83,19 @@ std::vector<TextRequest> requests_of(const GenerateArguments& a, const Tokenizer
   return requests;
 }
 
+/// Room in the cache: what is needed, or what was asked for, in whole pages.
+std::int64_t cache_tokens_of(const GenerateArguments& a, const EngineOptions& options,
+                             const std::vector<std::int64_t>& lengths) {
+  const std::int64_t need = cache_tokens_for(lengths, options.layout, options.page_tokens);
+  if (a.cache_tokens.empty()) return need;
+  const std::int64_t given = parse_count("--cache-tokens", a.cache_tokens, 1, kMost);
+  const std::int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  if (given >= std::min(tokens, need)) return given;
+  invalid_argument(
+      "--cache-tokens {}: the cache is too small: the prompts and what is asked for take {}; give at least {}", given,
+      tokens, std::min(tokens, need));
+}
+
 EngineOptions engine_options(const GenerateArguments& a, const FoundModel& model,
                              const std::vector<TextRequest>& requests) {
   EngineOptions options{.config = model.config, .layout = parse_decode_layout(a.layout, model.config)};
@@ -93,8 +108,7 @@ EngineOptions engine_options(const GenerateArguments& a, const FoundModel& model
   for (const TextRequest& r : requests) {
     lengths.push_back(static_cast<std::int64_t>(r.prompt.size()) + r.max_new_tokens - 1);
   }
-  options.cache_tokens = a.cache_tokens.empty() ? cache_tokens_for(lengths, options.layout, options.page_tokens)
-                                                : parse_count("--cache-tokens", a.cache_tokens, 1, kMost);
+  options.cache_tokens = cache_tokens_of(a, options, lengths);
   options.prefill_chunk = parse_count("--prefill-chunk", a.prefill_chunk, 1, kMost);
   check_requests(options, requests);
   return options;
@@ -226,10 +240,11 @@ Outcome run_and_print(const GenerateArguments& a, const Prepared& p) {
   return outcome;
 }
 
-int run_generate(const GenerateArguments& a, const CommandLine& command_line) {
+int run_generate(GenerateArguments a, const CommandLine& command_line) {
   const Prepared prepared = prepare(a);
+  for (std::string* layout : {&a.layout, &a.prefill_layout}) *layout = without_blanks(*layout);
   const bool mpi = prepared.group.backend == Backend::mpi;
-  if (mpi && !under_mpirun()) relaunch_under_mpirun(prepared.group.num_ranks, command_line.argc, command_line.argv);
+  if (mpi && !under_mpirun()) relaunch_under_mpirun(prepared.group, command_line.argc, command_line.argv);
   const Outcome outcome = run_and_print(a, prepared);
   if (mpi && mpi_world().rank != 0) return 0;
   print_summary(a, outcome, prepared);

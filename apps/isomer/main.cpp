@@ -7,6 +7,7 @@
 
 #include "apps/isomer/commands.h"
 #include "apps/isomer/usage_error.h"
+#include "comm/group.h"
 
 namespace {
 
@@ -22,6 +23,7 @@ void keep_freed_memory() {
 
 int main(int argc, char** argv) {
   keep_freed_memory();
+  isomer::join_launcher();
   CLI::App app("Isomer: one attention, every sharding, measured on equal terms.", "isomer");
   app.set_version_flag("--version", ISOMER_VERSION);
   app.require_subcommand(1);

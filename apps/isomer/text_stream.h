@@ -19,9 +19,9 @@ class TextStream {
     pending_.erase(0, whole);
   }
   void finish() {
+    pending_ += '\n';
     put(pending_);
     pending_.clear();
-    std::fputs("\n", stdout);
   }
 
  private:

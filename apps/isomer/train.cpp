@@ -179,7 +179,7 @@ int run_train(TrainArguments& a, const CommandLine& command_line, const CLI::App
   TrainRun& run = prepared.run;
   check_stop_at(a.stop_at, resume ? directory.latest_step() : 0, run.settings.steps);
   const bool mpi = run.group.backend == Backend::mpi;
-  if (mpi && !under_mpirun()) relaunch_under_mpirun(run.group.num_ranks, command_line.argc, command_line.argv);
+  if (mpi && !under_mpirun()) relaunch_under_mpirun(run.group, command_line.argc, command_line.argv);
   const bool at_root = !mpi || mpi_world().rank == 0;
   TrainProgress progress(at_root);
   std::optional<RunLock> lock;

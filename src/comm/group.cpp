@@ -136,7 +136,8 @@ RankOptions rank_options(const GroupOptions& options, int rank) {
           .world_size = options.num_ranks,
           .num_threads = threads_per_rank(options),
           .dry_run = options.dry_run,
-          .memory_policy = options.memory_policy};
+          .memory_policy = options.memory_policy,
+          .heartbeat = options.heartbeat};
 }
 
 bool measures_link(const GroupOptions& options) {

@@ -1,6 +1,7 @@
 // Starting a group of ranks: threads of this process, processes under MPI, or one dry rank after another.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <string_view>
 
@@ -20,6 +21,8 @@ struct GroupOptions {
   MemoryPolicy memory_policy = MemoryPolicy::lean;
   LinkModel link;          // emulated in wall time where each rank has a core, else on the virtual clock
   double timeout_s = 600;  // a peer without a sign of life for so long has stalled
+  /// Of a rank of another run that waits for this one: operations here are its signs of life too.
+  std::atomic<std::uint64_t>* heartbeat = nullptr;
 };
 
 /// The threads a rank gets under these options.
@@ -42,9 +45,15 @@ WorldPlace mpi_world();
 bool mpi_available();
 /// True if this process was started by mpirun.
 bool under_mpirun();
+/// Of a process that mpirun started: from now on it shows its launcher, and the other ranks of its machine, that it
+/// runs and in which call it is, and SIGTERM ends it with a line that says so. To be called early; elsewhere does
+/// nothing.
+void join_launcher();
 /// Runs `mpirun -n ranks <same command line>` with the flags that a small machine, or root, needs, and ends this
-/// process with its status. The first SIGINT or SIGTERM reaches the ranks as SIGUSR1, which asks a training run to stop
-/// with a checkpoint and ends any other; the second ends them at once. Returns only by throwing.
-[[noreturn]] void relaunch_under_mpirun(int num_ranks, int argc, char** argv);
+/// process with its status. A rank that died is named on stderr, with the call it was in; one whose process stands
+/// still for timeout_s and a few seconds ends all, with a line that names it. The first SIGINT or SIGTERM reaches the
+/// ranks as SIGUSR1, which asks a training run to stop with a checkpoint and ends any other; the second ends them at
+/// once. Returns only by throwing.
+[[noreturn]] void relaunch_under_mpirun(const GroupOptions& options, int argc, char** argv);
 
 }  // namespace isomer

@@ -29,6 +29,7 @@ struct RankOptions {
   int num_threads = 1;
   bool dry_run = false;
   MemoryPolicy memory_policy = MemoryPolicy::lean;
+  std::atomic<std::uint64_t>* heartbeat = nullptr;  // of another rank, for which this one works; null: its own
 };
 
 class RankContext {
@@ -56,7 +57,7 @@ class RankContext {
   void attach(std::shared_ptr<Communicator> communicator) { communicator_ = std::move(communicator); }
 
   /// Counts operations; a peer that waits takes a change for a sign of life.
-  std::atomic<std::uint64_t>& heartbeat() { return heartbeat_; }
+  std::atomic<std::uint64_t>& heartbeat() { return options_.heartbeat != nullptr ? *options_.heartbeat : heartbeat_; }
 
   /// Shows an intermediate to whoever observes this run (`--dump`); free of cost otherwise.
   void observe(std::string_view name, const Tensor& tensor) const {

@@ -1,8 +1,11 @@
 #include "cost/decode_layout.h"
 
+#include <fmt/ranges.h>
+
 #include <charconv>
 
 #include "core/error.h"
+#include "core/near_names.h"
 #include "sharding/layout.h"
 #include "sharding/tokens.h"
 
@@ -17,13 +20,18 @@ bool uses_slices(DecodeScheme scheme) {
 }
 
 DecodeScheme scheme_of(const std::string& name) {
+  std::vector<std::string> names;
   for (int i = 0; i <= static_cast<int>(DecodeScheme::helix); ++i) {
-    if (const auto scheme = static_cast<DecodeScheme>(i); name_of(scheme) == name) return scheme;
+    const auto scheme = static_cast<DecodeScheme>(i);
+    if (name_of(scheme) == name) return scheme;
+    names.emplace_back(name_of(scheme));
   }
-  invalid_argument(
-      "decode layout '{}' is unknown; there are: tp, gla, tpla, exact-latent, kvp, medha, helix, dp-ep, and pp behind "
-      "any of them",
-      name);
+  names.emplace_back("dp-ep");
+  const auto near = near_names(name, names);
+  const std::string hint =
+      near.empty() ? "; there are" : fmt::format("; did you mean {}? There are", fmt::join(near, " or "));
+  invalid_argument("decode layout '{}' is unknown{}: {}, and pp behind any of them", name, hint,
+                   fmt::join(names, ", "));
 }
 
 /// The options of one axis, each asked for once; what is left over is unknown.
@@ -32,6 +40,7 @@ class AxisOptions {
   explicit AxisOptions(const LayoutAxis& axis) : axis_(axis), left_(axis.options) {}
 
   int size(const char* key, int fallback) {
+    known_.emplace_back(key);
     const auto found = left_.find(key);
     if (found == left_.end()) return fallback;
     const std::string text = found->second;
@@ -45,6 +54,7 @@ class AxisOptions {
   }
   /// True for `yes`, false for `no`, the first of which is the default.
   bool word(const char* key, const char* no, const char* yes) {
+    known_.emplace_back(key);
     const auto found = left_.find(key);
     if (found == left_.end()) return false;
     const std::string text = found->second;
@@ -54,12 +64,14 @@ class AxisOptions {
     return text == yes;
   }
   void finish() const {
-    if (!left_.empty()) invalid_argument("{} has no option '{}'", axis_.name, left_.begin()->first);
+    if (left_.empty()) return;
+    invalid_argument("{} has no option '{}'; it has: {}", axis_.name, left_.begin()->first, fmt::join(known_, ", "));
   }
 
  private:
   const LayoutAxis& axis_;
   std::map<std::string, std::string> left_;
+  std::vector<std::string> known_;
 };
 
 /// Sizes and options of the attention axis.
@@ -153,7 +165,8 @@ std::string to_string(const DecodeLayout& layout) {
   if (s.group() > 1 || s.data_parallel == 1) text = attention_text(layout);
   if (s.data_parallel > 1) {
     text += fmt::format("{}dp-ep:{}", text.empty() ? "" : ",", s.data_parallel);
-    text += s.ep > 1 ? fmt::format(",ep={}", s.ep) : fmt::format(",tpf={}", s.tpf);
+    if (s.ep == 1) text += fmt::format(",tpf={}", s.tpf);
+    if (s.ep > 1 && s.ep < s.devices()) text += fmt::format(",ep={}", s.ep);  // all of them is what dp-ep means
   } else if (s.ep > 1 && s.scheme != DecodeScheme::helix) {
     text += fmt::format(",ep={}", s.ep);
   }
@@ -162,7 +175,7 @@ std::string to_string(const DecodeLayout& layout) {
 }
 
 DecodeLayout parse_decode_layout(std::string_view text, const ModelConfig& config) {
-  const Layout parsed = parse_layout(text);
+  const Layout parsed = parse_layout(text, "helix:kvp=2,tpa=1");
   DecodeLayout layout;
   int tpf = 0, ep = 0;
   std::size_t next = 0;

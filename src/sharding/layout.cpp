@@ -64,7 +64,7 @@ std::string Layout::option(std::string_view key, std::string_view fallback) cons
   return std::string(fallback);
 }
 
-Layout parse_layout(std::string_view text) {
+Layout parse_layout(std::string_view text, std::string_view example) {
   Layout layout;
   for (std::string_view part : split(text, ',')) {
     const auto colon = part.find(':');
@@ -76,7 +76,7 @@ Layout parse_layout(std::string_view text) {
       continue;
     }
     if (!is_word(name)) {
-      invalid_argument("layout '{}': expected a name such as laga or laga:4, got '{}'", text, part);
+      invalid_argument("layout '{}': expected a name and its sizes, such as {}, got '{}'", text, example, part);
     }
     layout.axes.push_back({.name = std::string(name)});
     if (colon != std::string_view::npos) parse_setting(text, trimmed(part.substr(colon + 1)), layout.axes.back());
@@ -88,6 +88,12 @@ std::vector<Layout> parse_layouts(std::string_view text) {
   std::vector<Layout> layouts;
   for (std::string_view part : split(text, ';')) layouts.push_back(parse_layout(part));
   return layouts;
+}
+
+std::string without_blanks(std::string_view text) {
+  std::string result(text);
+  std::erase_if(result, [](char c) { return c == ' ' || c == '\t'; });
+  return result;
 }
 
 std::string to_string(const Layout& layout) {

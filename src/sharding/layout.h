@@ -24,10 +24,12 @@ struct Layout {
   std::string option(std::string_view key, std::string_view fallback) const;
 };
 
-/// Throws std::invalid_argument naming the text, the place and what was expected.
-Layout parse_layout(std::string_view text);
+/// Throws std::invalid_argument naming the text, the place and what was expected, for which `example` stands.
+Layout parse_layout(std::string_view text, std::string_view example = "laga:4");
 /// Layouts separated by semicolons.
 std::vector<Layout> parse_layouts(std::string_view text);
+/// A text without the blanks that parse_layout passes over.
+std::string without_blanks(std::string_view text);
 /// The canonical text; parse_layout(to_string(l)) gives l back.
 std::string to_string(const Layout& layout);
 

@@ -59,6 +59,33 @@ std::vector<std::int64_t> fitting_ranks(const ModelConfig& c) {
   return fitting;
 }
 
+/// Query heads of the column that has least.
+std::int64_t fewest_heads(const ModelConfig& c, int columns) {
+  std::int64_t least = c.num_attention_heads;
+  for (int column = 0; column < columns; ++column) {
+    least = std::min(least, column_heads_of(c, columns, column).query.count);
+  }
+  return least;
+}
+
+/// "tpa=1 kvp≤16, tpa=2 kvp≤8, …": neighbours with the same most slices together, and at most 16 of them.
+std::string fitting_columns(const ModelConfig& c) {
+  constexpr std::size_t kMost = 16;
+  std::vector<std::string> fitting;
+  const auto heads = static_cast<int>(c.num_attention_heads);
+  for (int first = 1, last = 1; first <= heads; first = last = last + 1) {
+    if (fitting.size() == kMost) {
+      fitting.emplace_back("…");
+      break;
+    }
+    const std::int64_t most = fewest_heads(c, first);
+    while (last < heads && fewest_heads(c, last + 1) == most) ++last;
+    const std::string columns = first == last ? fmt::format("{}", first) : fmt::format("{} to {}", first, last);
+    fitting.push_back(fmt::format("tpa={} kvp≤{}", columns, most));
+  }
+  return fmt::format("{}", fmt::join(fitting, ", "));
+}
+
 }  // namespace
 
 IndexRange query_heads_of(const ModelConfig& config, const WeightSplit& p) {
@@ -113,26 +140,13 @@ std::string why_heads_unfit(const ModelConfig& c, int num_ranks) {
 }
 
 std::string why_columns_unfit(const ModelConfig& c, int slices, int columns) {
-  const auto fewest = [&](int of) {
-    std::int64_t least = c.num_attention_heads;
-    for (int column = 0; column < of; ++column) {
-      least = std::min(least, column_heads_of(c, of, column).query.count);
-    }
-    return least;
-  };
-  if (columns <= c.num_attention_heads && fewest(columns) >= slices) return {};
-  std::vector<std::string> fitting;
-  for (int of = 1; of <= c.num_attention_heads; ++of) {
-    if (of == 1 || fewest(of) != fewest(of - 1)) fitting.push_back(fmt::format("tpa={} kvp≤{}", of, fewest(of)));
-    if (fitting.size() == 8) break;
-  }
+  if (columns <= c.num_attention_heads && fewest_heads(c, columns) >= slices) return {};
   return fmt::format(
       "kvp={} slices of tpa={} columns are {} ranks, of which each needs a query head of its own, and {} has {} "
-      "heads{}; "
-      "these fit: {}",
+      "heads{}; these fit: {}",
       slices, columns, slices * columns, c.name, c.num_attention_heads,
       c.attention == AttentionKind::gqa ? fmt::format(" in {} KV groups", c.num_key_value_heads) : "",
-      fmt::join(fitting, ", "));
+      fitting_columns(c));
 }
 
 std::string why_ffn_unfit(const ModelConfig& c, int tpf, int ep) {

@@ -1,12 +1,15 @@
 #include "study/compare_decode.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <future>
 #include <limits>
 #include <thread>
 
+#include "comm/communicator.h"
 #include "core/error.h"
+#include "core/quantity_text.h"
 #include "study/equal_ranks.h"
 
 namespace isomer {
@@ -40,11 +43,10 @@ DecodeTokens first_tokens(const DecodeWorkload& w) {
   return tokens;
 }
 
-DecodeRun one_rank(const DecodeCompareOptions& options, const DecodeWorkload& w, const ModelWeights& weights,
-                   const DecodeTokens& read, bool explicit_form) {
+DecodeRun one_rank(const DecodeWorkload& w, const ModelWeights& weights, const DecodeTokens& read, bool explicit_form,
+                   std::atomic<std::uint64_t>* heartbeat) {
   DecodeRunOptions run{.layout = parse_decode_layout("tp:1", w.config), .read = read, .explicit_form = explicit_form};
-  run.group.num_ranks = 1;
-  run.group.timeout_s = options.group.timeout_s;
+  run.group.heartbeat = heartbeat;
   return run_decode(w, weights, run);
 }
 
@@ -67,13 +69,14 @@ struct Expected {
   double bound = 0, max_reference = 0;
 };
 
-Expected expected_of(const DecodeCompareOptions& o, const ModelWeights& weights,
+/// `heartbeat` of the rank that computes it, null where no other waits.
+Expected expected_of(const DecodeCompareOptions& o, const ModelWeights& weights, std::atomic<std::uint64_t>* heartbeat,
                      const std::function<void(const std::string&)>& progress) {
   progress("one rank in float64");
   DecodeWorkload wide = o.workload;
   wide.dtype = DType::f64;
   Expected expected;
-  expected.reference = one_rank(o, wide, widened_weights(wide.config, weights), first_tokens(wide), false);
+  expected.reference = one_rank(wide, widened_weights(wide.config, weights), first_tokens(wide), false, heartbeat);
   expected.read = first_tokens(wide);
   const DecodeTokens& chosen = expected.reference.chosen;
   expected.read.insert(expected.read.end(), chosen.begin(), chosen.end() - 1);
@@ -81,9 +84,33 @@ Expected expected_of(const DecodeCompareOptions& o, const ModelWeights& weights,
     for (const double x : step) expected.max_reference = std::max(expected.max_reference, std::abs(x));
   }
   progress(fmt::format("one rank, explicit form, {}", name_of(o.workload.dtype)));
-  const DecodeRun yardstick = one_rank(o, o.workload, weights, expected.read, true);
+  const DecodeRun yardstick = one_rank(o.workload, weights, expected.read, true, heartbeat);
   expected.bound =
       3 * max_difference(yardstick, expected.reference) + 8 * epsilon_of(o.workload.dtype) * expected.max_reference;
+  return expected;
+}
+
+/// Between processes one computes it, and the others need the tokens alone.
+Expected shared_expected(const DecodeCompareOptions& o, const ModelWeights& weights,
+                         const std::function<void(const std::string&)>& progress) {
+  if (o.group.backend == Backend::threads) return expected_of(o, weights, nullptr, progress);
+  const DecodeWorkload& w = o.workload;
+  Expected expected;
+  run_group(o.group, [&](RankContext& ctx) {
+    const bool at_root = ctx.rank() == 0;
+    if (at_root) expected = expected_of(o, weights, &ctx.heartbeat(), progress);
+    const Tensor tokens =
+        ctx.empty("tokens of the reference", MemoryClass::communication, DType::f64, {w.tokens, w.batch});
+    double* next = tokens.data<double>();
+    if (at_root) {
+      for (const auto& step : expected.read) next = std::copy(step.begin(), step.end(), next);
+    }
+    ctx.comm().broadcast("tokens of the reference", tokens, 0);
+    if (at_root) return;
+    for (std::int64_t step = 0; step < w.tokens; ++step, next += w.batch) {
+      expected.read.emplace_back(next, next + w.batch);
+    }
+  });
   return expected;
 }
 
@@ -230,6 +257,23 @@ DecodeRun real_run_of(const DecodeCompareOptions& options, const ModelWeights& w
   return run_decode(options.workload, weights, run);
 }
 
+/// HOP-B sends a message a sequence. With c of attention a sequence and layer and L of latency a message (c below the
+/// whole exchange m = L + t), a layer takes c + B·(L + t); in one message it takes B·c + L + B·t, which is less where
+/// L > c.
+std::string overlap_note(const DecodeLayout& layout, const DecodeCompareOptions& o, const DecodeRun& run) {
+  const DecodeShards& s = layout.shards;
+  const std::int64_t parts = std::min<std::int64_t>(layout.pp, o.workload.batch);
+  const bool overlaps = s.scheme == DecodeScheme::helix && layout.hop_b && s.kvp > 1 && o.workload.batch > parts;
+  if (!overlaps || !o.group.link.emulated) return {};
+  const std::int64_t layers = (o.workload.config.num_hidden_layers + layout.pp - 1) / layout.pp;
+  const double attention_s = longest_part(run, "attention") / static_cast<double>(layers * o.workload.batch);
+  if (o.group.link.latency_s <= attention_s) return {};
+  return fmt::format(
+      "HOP-B pays {} of latency for each sequence, more than the {} of attention that it hides behind: by the formula "
+      "hopb=off, one message for all, is quicker",
+      format_seconds(o.group.link.latency_s), format_seconds(attention_s));
+}
+
 std::string why_omitted(const DecodeLayout& layout, const DecodeCompareOptions& o) {
   if (layout.devices() != o.group.num_ranks) {
     return fmt::format("it has {} ranks, {} were asked for", layout.devices(), o.group.num_ranks);
@@ -319,7 +363,7 @@ DecodeCompareReport compare_decode(const DecodeCompareOptions& options, const Mo
   const DecodeWorkload& w = options.workload;
   Expected expected;
   if (!dry) {
-    expected = expected_of(options, weights, progress);
+    expected = shared_expected(options, weights, progress);
     report.max_reference = expected.max_reference;
   }
   std::vector<DecodeLayout> layouts;
@@ -345,7 +389,12 @@ DecodeCompareReport compare_decode(const DecodeCompareOptions& options, const Mo
     }
     if (at_root) {
       check_accounts(w, layouts[i], row);
-      if (!dry) check_logits(expected, w.config.vocab_size, row);
+      if (!dry) {
+        check_logits(expected, w.config.vocab_size, row);
+        if (const std::string note = overlap_note(layouts[i], options, row.run); !note.empty()) {
+          row.note += (row.note.empty() ? "" : "; ") + note;
+        }
+      }
     }
     row.run.logits.clear();
   }

@@ -35,6 +35,11 @@ std::vector<double> widened(const Tensor& t) {
   return wide;
 }
 
+struct StepTimes {
+  double seconds, waiting;
+  std::map<std::string, double> by_part;
+};
+
 /// One rank's run.
 class DecodeRank {
  public:
@@ -53,7 +58,7 @@ class DecodeRank {
   }
 
   DecodeMeasure measure(DecodeRun& run) {
-    std::vector<double> times;
+    std::vector<StepTimes> times;
     DecodeMeasure m{.rank = ctx_.rank(), .cache_bytes = ctx_.memory().current_bytes(MemoryClass::cache)};
     std::vector<std::int32_t> read = o_.read.at(0);
     for (std::int64_t step = 0; step < w_.tokens; ++step) {
@@ -66,8 +71,7 @@ class DecodeRank {
       ctx_.comm().barrier();
       const double begin = now(), waited_before = waited();
       const std::vector<double> logits = decode(read);
-      if (step > 0 || last) times.push_back(now() - begin);
-      if (last) m.seconds_waiting = waited() - waited_before;
+      if (step > 0 || last) times.push_back({now() - begin, waited() - waited_before, parts()});
       ctx_.set_observer({});
       if (ctx_.dry_run()) continue;
       read = chosen(logits);
@@ -76,8 +80,12 @@ class DecodeRank {
         run.chosen.push_back(read);
       }
     }
-    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-    m.seconds = times[times.size() / 2];
+    const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+    std::nth_element(times.begin(), middle, times.end(),
+                     [](const StepTimes& a, const StepTimes& b) { return a.seconds < b.seconds; });
+    m.seconds = middle->seconds;
+    m.seconds_waiting = middle->waiting;
+    m.seconds_by_part = std::move(middle->by_part);
     if (ctx_.dry_run()) enter_dry_routing(m);
     account(m);
     return m;
@@ -145,10 +153,17 @@ class DecodeRank {
     }
     m.peak_activation_bytes = ctx_.memory().peak_activation_bytes();
     for (const auto& [key, summary] : ctx_.ops().summaries()) {
-      if (key.phase != Phase::forward) continue;
-      if (summary.cost.flops > 0) m.flops_by_name[key.name] += summary.cost.flops;
-      m.seconds_by_part[std::string(decode_part_of(key.name))] += virtual_ ? summary.cpu_s : summary.wall_s;
+      if (key.phase == Phase::forward && summary.cost.flops > 0) m.flops_by_name[key.name] += summary.cost.flops;
     }
+  }
+  /// Of the step since the record was cleared.
+  std::map<std::string, double> parts() const {
+    std::map<std::string, double> seconds;
+    for (const auto& [key, summary] : ctx_.ops().summaries()) {
+      if (key.phase != Phase::forward) continue;
+      seconds[std::string(decode_part_of(key.name))] += virtual_ ? summary.cpu_s : summary.wall_s;
+    }
+    return seconds;
   }
 
   RankContext& ctx_;

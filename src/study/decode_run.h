@@ -25,7 +25,8 @@ struct DecodeWorkload {
 /// A token of every sequence for each step.
 using DecodeTokens = std::vector<std::vector<std::int32_t>>;
 
-/// What one rank did in one step, of which it has `steps`; bytes and messages are the last one's.
+/// What one rank did in one step: seconds are those of its median step, all of the same one; bytes and messages those
+/// of the last.
 struct DecodeMeasure {
   int rank = 0;
   std::int64_t cache_bytes = 0;                       // allocated: whole pages
@@ -35,7 +36,7 @@ struct DecodeMeasure {
   std::int64_t peak_activation_bytes = 0;       // in that step: workspace and communication buffers
   /// Where rows travel to their experts (dp-ep): own rows that went to each rank's, of all layers.
   std::vector<std::int64_t> routed_rows;
-  double seconds = 0;                             // the median step's, on the run's clock
+  double seconds = 0;                             // on the run's clock
   double seconds_waiting = 0;                     // in collectives: peers and link, as far as nothing covers it
   std::map<std::string, double> seconds_by_part;  // attention, exchange, projections, ffn, router, other: of kernels
 

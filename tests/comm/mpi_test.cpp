@@ -78,7 +78,7 @@ class Mpi : public testing::Test {
     std::string plain = "--gtest_color=no";
     char* words[] = {program.data(), option.data(), plain.data(), nullptr};
     try {
-      if (num_ranks > 0) relaunch_under_mpirun(num_ranks, 3, words);
+      if (num_ranks > 0) relaunch_under_mpirun({.backend = Backend::mpi, .num_ranks = num_ranks}, 3, words);
       execv(words[0], words);
     } catch (const std::exception& error) {
       fmt::print("{}\n", error.what());
@@ -126,7 +126,8 @@ TEST_F(Mpi, EveryFailureEndsTheWorldWithItsName) {
       {"leave", "all_gather 'q' (setup): rank 1 left"},
       {"other collective", "instead"},
       {"other size", "bytes, "},
-      {"stall", "all_gather 'q' (setup): rank 1 showed no sign of life for 1 s"},
+      {"stall",
+       "all_gather 'q' (setup): rank 1 showed no sign of life for 1 s (its last call was all_gather 'q' (setup))"},
       {"kill", "signal 9"},
   };
   for (const auto& [name, text] : kScenarios) {
@@ -134,8 +135,11 @@ TEST_F(Mpi, EveryFailureEndsTheWorldWithItsName) {
     const auto outcome = scenario(3, name);
     expect_end(outcome.exit_code, outcome.seconds, outcome.output, text);
     // The launcher names the lost rank; the others say what they were in.
-    if (name == std::string("kill")) {
+    const bool killed = name == std::string("kill");
+    EXPECT_EQ(outcome.output.find(" died ") != std::string::npos, killed) << outcome.output;
+    if (killed) {
       EXPECT_THAT(outcome.output, HasSubstr("its last call was all_gather 'q' (setup)"));
+      EXPECT_THAT(outcome.output, HasSubstr("error: rank 1 died after all_gather 'q' (setup)\n"));
     }
   }
 }

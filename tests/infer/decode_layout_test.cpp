@@ -7,6 +7,8 @@ namespace isomer {
 namespace {
 
 using namespace testing;
+using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 std::int64_t sent(RankContext& ctx, const std::string& tensor = {}) {
@@ -302,16 +304,30 @@ TEST(DecodeLayouts, ComplaintsSayWhatWouldFit) {
   EXPECT_THAT(unfit("tp:2,dp-ep:2", latent), HasSubstr("there are: tp, "));
   EXPECT_THAT(unfit("dp-ep:4,tpf=2,ep=2", latent), HasSubstr("take ep=4 or tpf=4"));
   EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("kvp=4 slices of tpa=2 columns are 8 ranks"));
-  EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), HasSubstr("these fit: tpa=1 kvp≤4, tpa=2 kvp≤2"));
+  EXPECT_THAT(unfit("helix:kvp=4,tpa=2", latent), EndsWith("these fit: tpa=1 kvp≤4, tpa=2 kvp≤2, tpa=3 to 4 kvp≤1"));
   EXPECT_THAT(unfit("helix:kvp=2,tpa=2,tpf=2,ep=4", latent), HasSubstr("tpf=4,ep=1; tpf=2,ep=2; tpf=1,ep=4"));
+  EXPECT_THAT(unfit("helix:kvp=4,tpa=1,tpf=3,ep=1", grouped), EndsWith("these fit: tpf=4,ep=1"));
   EXPECT_THAT(unfit("medha:kvp=4,tpa=1,tpf=4", latent), HasSubstr("1 columns, to which the FFN is tied"));
-  EXPECT_THAT(unfit("tp:2,q=gather", latent), HasSubstr("tp has no option 'q'"));
+  EXPECT_THAT(unfit("tp:2,q=gather", latent), HasSubstr("tp has no option 'q'; it has: tpf, ep"));
+  EXPECT_THAT(unfit("helix:kvp=2,tpa=1,kpv=2", latent), HasSubstr("has no option 'kpv'; it has: kvp, tpa, q, "));
+  for (const std::string option : {"wuv=before", "q=gather,absorb=before"}) {
+    EXPECT_EQ(unfit("helix:kvp=2,tpa=1," + option, latent), "accepted");
+    EXPECT_THAT(unfit("helix:kvp=2,tpa=1," + option, grouped),
+                AllOf(HasSubstr("before: it says when latent attention is up-projected"), HasSubstr("leave it out")));
+  }
+  EXPECT_THAT(unfit("helx:kvp=2,tpa=1", latent),
+              HasSubstr("'helx' is unknown; did you mean helix? There are: tp, gla, "));
+  EXPECT_THAT(unfit("laga:2", latent), AllOf(HasSubstr("'laga' is unknown"), HasSubstr("dp-ep, and pp behind any")));
+  EXPECT_THAT(unfit("", latent), HasSubstr("such as helix:kvp=2,tpa=1, got ''"));
   EXPECT_THAT(unfit("tp:2,pp:4", latent), HasSubstr("a pipeline of 4 stages needs a layer for each"));
   EXPECT_THAT(unfit("tp:2,ep=2", grouped), HasSubstr("small-grouped has no experts"));
   EXPECT_THAT(unfit("tp:4,ep=3", latent), HasSubstr("tpf=1 and ep=3 are 3 ranks, the attention has 4"));
   EXPECT_THAT(unfit("gla:g=2", grouped), HasSubstr("grouped-query, without one; take tp or kvp"));
   EXPECT_THAT(unfit("exact-latent:5", latent),
               HasSubstr("24 columns (kv_lora_rank 24 less 0 shared) don't divide by 5"));
+  ModelConfig many = latent;
+  many.num_attention_heads = 128;
+  EXPECT_THAT(unfit("helix:kvp=65,tpa=2", many), AllOf(HasSubstr("tpa=1 kvp≤128, tpa=2 kvp≤64, "), EndsWith(", …")));
   ModelConfig thin = latent;
   thin.num_attention_heads = 32;
   EXPECT_THAT(unfit("tp:32", thin), HasSubstr("an FFN of width 18 can't be spread over 32 ranks; take at most 18"));

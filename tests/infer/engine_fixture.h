@@ -141,9 +141,10 @@ inline std::vector<std::string> all_layouts(const ModelConfig& config) {
                                       "medha:kvp=3,tpa=1",
                                       "helix:kvp=4,tpa=1",
                                       "helix:kvp=3,tpa=1,q=gather",
-                                      "helix:kvp=2,tpa=2,wuv=before,hopb=off"};
+                                      "helix:kvp=2,tpa=2,hopb=off"};
   if (config.attention == AttentionKind::mla) {
-    layouts.insert(layouts.end(), {"gla:g=2,tp=1", "gla:g=2,tp=2", "exact-latent:2", "exact-latent:4,rope=split"});
+    layouts.insert(layouts.end(), {"helix:kvp=2,tpa=2,wuv=before,hopb=off", "gla:g=2,tp=1", "gla:g=2,tp=2",
+                                   "exact-latent:2", "exact-latent:4,rope=split"});
   }
   if (config.moe.n_routed_experts > 0) {
     layouts.insert(layouts.end(), {"tp:4,ep=2", "kvp:2,ep=2", "medha:kvp=2,tpa=2,ep=2",

@@ -47,6 +47,11 @@ TEST_F(GenerateProgram, WritesTheTextAndTheSameUnderEveryLayout) {
             json["sequences"][0]["token_ids"]);
 }
 
+TEST_F(GenerateProgram, PassesOverBlanksInALayout) {
+  EXPECT_EQ(generated("--prompt It --tokens 3 --layout ' tp: 2 '")["layout"], "tp:2");
+  EXPECT_EQ(generated("--prompt It --tokens 3 --cache-tokens 9")["layout"], "tp:1");
+}
+
 TEST_F(GenerateProgram, SeveralTextsAreThoseOfEachAlone) {
   const std::string options = "--tokens 10 --temperature 1 --top-p 0.9 ";
   const auto both = generated(options + "--seed 4 --prompt 'It is' --prompt 'a truth universally acknowledged'");
@@ -67,7 +72,10 @@ TEST_F(GenerateProgram, RefusesWithAReason) {
   expect_refused(generate + "--prompt ''", "--prompt is empty");
   expect_refused(generate + "--prompt \"$(printf 'caf\\351 ')\"", "--prompt is not UTF-8: byte 3");
   expect_refused(generate + "--prompt It --tokens 500", "go beyond the 400 positions");
-  expect_refused(generate + "--prompt It --tokens 100 --cache-tokens 64", "the cache is too small");
+  expect_refused(generate + "--prompt It --tokens 100 --cache-tokens 64", "--cache-tokens 64: the cache is too small");
+  expect_refused(generate + "--prompt It --tokens 20 --cache-tokens 1", "--cache-tokens 1: the cache is too small");
+  expect_refused(generate + "--prompt It --layout helx:kvp=2", "did you mean helix?");
+  expect_refused(generate + "--prompt It --layout ''", "such as helix:kvp=2,tpa=1, got ''");
   expect_refused(generate + "--prompt It --layout tp:3", "--layout tp:3: 16 heads can't be spread over 3 ranks");
   expect_refused(generate + "--prompt It --layout laga:2", "there are: tp, ");
   expect_refused(generate + "--prompt It --prefill-layout exact-latent:5", "--prefill-layout exact-latent:5: ");

@@ -137,8 +137,9 @@ std::string layout_of(const Choice& c) {
   const int ep = !moe || c[2] == 0 ? 1 : (c[2] == 1 ? std::gcd(ranks, 2) : std::gcd(ranks, 24));
   std::string layout = fmt::format("helix:kvp={},tpa={},tpf={},ep={}", kvp, tpa, ranks / ep, ep);
   if (c[6] > 0) layout += ",q=gather";
-  if (c[6] > 1) layout += ",absorb=before";
-  if (c[7] == 1) layout += ",wuv=before";
+  const bool latent = c[3] == 0;
+  if (c[6] > 1 && latent) layout += ",absorb=before";
+  if (c[7] == 1 && latent) layout += ",wuv=before";
   if (c[8] == 1) layout += ",experts=gather";
   if (c[9] == 1) layout += ",hopb=off";
   return layout;
@@ -184,6 +185,7 @@ TEST(Helix, SplitsUnevenHeadsByKvGroup) {
   const auto note = [&](const char* layout) { return cache_copies_note(parse_decode_layout(layout, config), config); };
   EXPECT_EQ(note("helix:kvp=2,tpa=3"), "");
   EXPECT_THAT(note("helix:kvp=2,tpa=6"), HasSubstr("the cache stands 2 times: tpa of 6 ranks"));
+  EXPECT_THAT(note("helix:kvp=1,tpa=4"), HasSubstr("the cache stands 1.33 times: tpa of 4 ranks"));
 }
 
 /// Every query head falls to one column, with the KV head that it uses, in equal groups.
@@ -257,7 +259,8 @@ TEST(Helix, FindsAPlantedTokenAtEveryDepth) {
       return logits;
     };
     const auto expected = logits_of("tp:1");
-    for (const char* layout : {"helix:kvp=3,tpa=1", "helix:kvp=2,tpa=2,wuv=before", "medha:kvp=2,tpa=2"}) {
+    const char* two_columns = latent ? "helix:kvp=2,tpa=2,wuv=before" : "helix:kvp=2,tpa=2";
+    for (const char* layout : {"helix:kvp=3,tpa=1", two_columns, "medha:kvp=2,tpa=2"}) {
       const auto got = logits_of(layout);
       for (std::size_t depth = 0; depth < got.size(); ++depth) {
         EXPECT_LT(max_relative_difference(got[depth], expected[depth]), 1e-10) << layout << " depth " << depth;

@@ -37,13 +37,13 @@ TEST(DecodeLayoutText, IsCanonical) {
                            "helix:kvp=4,tpa=2,tpf=8,ep=1,q=gather,absorb=before",
                            "helix:kvp=8,tpa=1,tpf=8,ep=1,wuv=before,hopb=off",
                            "helix:kvp=8,tpa=1,tpf=1,ep=8,experts=gather",
-                           "dp-ep:32,ep=32",
+                           "dp-ep:32",
                            "dp-ep:8,tpf=8",
-                           "tp:4,dp-ep:8,ep=32",
-                           "helix:kvp=4,tpa=1,dp-ep:2,ep=8,pp:2"}) {
+                           "tp:4,dp-ep:8",
+                           "helix:kvp=4,tpa=1,dp-ep:2,pp:2"}) {
     EXPECT_EQ(to_string(parse_decode_layout(text, r1())), text);
   }
-  EXPECT_EQ(to_string(parse_decode_layout("dp-ep:32", r1())), "dp-ep:32,ep=32");
+  EXPECT_EQ(to_string(parse_decode_layout("dp-ep:32,ep=32", r1())), "dp-ep:32");
   EXPECT_EQ(to_string(parse_decode_layout("dp-ep:8", llama())), "dp-ep:8,tpf=8");
   EXPECT_EQ(to_string(parse_decode_layout("pp:4", llama())), "tp:1,pp:4");
   EXPECT_EQ(parse_decode_layout("tp:8,pp:4", llama()).devices(), 32);

@@ -15,7 +15,9 @@ namespace isomer {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::run_isomer;
 
 json json_at(const std::string& path) { return json::parse(std::ifstream(path)); }
@@ -103,10 +105,62 @@ TEST(CompareDecode, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(refused("--phase decode --seq 16"), HasSubstr("--seq does nothing with --phase decode"));
   EXPECT_THAT(refused("--context 16"), HasSubstr("--context does nothing with --phase train"));
   EXPECT_THAT(refused("--phase decode --layouts laga:2"), HasSubstr("decode layout 'laga' is unknown"));
+  EXPECT_THAT(refused("--phase decode --layouts helx:kvp=2"), HasSubstr("did you mean helix?"));
+  for (const std::string nothing : {"''", "' '"}) {
+    EXPECT_THAT(refused("--phase decode --layouts " + nothing),
+                AllOf(HasSubstr("--layouts is empty"), HasSubstr("helix"), Not(HasSubstr("laga"))));
+  }
+  EXPECT_THAT(refused("--phase decode --layouts 'tp:2;'"), Not(HasSubstr("laga")));
   EXPECT_THAT(refused("--phase decode --layouts helix:kvp=32,tpa=1"), HasSubstr("each needs a query head of its own"));
   EXPECT_THAT(refused("--phase decode --layouts 'tp:2;tp:2'"), HasSubstr("given twice"));
   EXPECT_THAT(refused("--phase decode --context 1000M --batch 4096"), HasSubstr("take --dry-run"));
   EXPECT_THAT(refused("--phase decode --dry-run --cache text"), HasSubstr("caches nothing"));
+}
+
+TEST(CompareDecode, PassesOverBlanksAsTrainingDoes) {
+  const auto run =
+      run_isomer("compare --phase decode --layouts ' tp:2 ; helix: kvp=2,tpa=1;dp-ep:2' --batch 2 --dry-run");
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("\ntp:2  "), HasSubstr("\nhelix:kvp=2,tpa=1  "), HasSubstr("\ndp-ep:2  ")));
+}
+
+/// Where latency is longer than the attention that would hide a message.
+TEST(CompareDecode, SaysWhereOverlapCostsMoreThanItHides) {
+  const TempFolder folder;
+  const std::string file = (folder.path() / "report.json").string();
+  const auto note = [&](const std::string& options, const std::string& layout) {
+    const auto run = run_isomer(fmt::format("compare --phase decode --context 200 --tokens 2 --json {} --layouts {} {}",
+                                            file, layout, options));
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    const std::string in_json = layout_of(json_at(file), layout).at("note");
+    EXPECT_TRUE(in_json.empty() || run.out.find(layout + ": " + in_json + "\n") != std::string::npos) << run.out;
+    return in_json;
+  };
+  const std::string helix = "helix:kvp=2,tpa=1";
+  EXPECT_THAT(note("--batch 3 --link 50ms,10GB/s", helix), HasSubstr("hopb=off, one message for all, is quicker"));
+  EXPECT_EQ(note("--batch 1 --link 50ms,10GB/s", helix), "");
+  EXPECT_EQ(note("--batch 3 --link 50ms,10GB/s", helix + ",hopb=off"), "");
+  EXPECT_EQ(note("--batch 3 --link 1ns,10GB/s", helix), "");
+  EXPECT_EQ(note("--batch 3", helix), "");
+}
+
+/// Parts are of one step, the one whose time is shown.
+TEST(CompareDecode, PartsOfAStepNeverExceedIt) {
+  const TempFolder folder;
+  const std::string file = (folder.path() / "report.json").string();
+  for (const int ranks : {2, 4}) {
+    const auto run = run_isomer(fmt::format(
+        "compare --phase decode --context 60 --batch 2 --tokens 9 --ranks {} --layouts all --json {}", ranks, file));
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    for (const json& l : json_at(file).at("layouts")) {
+      for (const json& rank : l.at("ranks")) {
+        double sum = rank.at("seconds_waiting");
+        for (const auto& [part, seconds] : rank.at("seconds_by_part").items()) sum += seconds.get<double>();
+        EXPECT_LE(sum, rank.at("seconds_per_token").get<double>() * (1 + 1e-9)) << l.at("layout") << rank.dump();
+        EXPECT_LE(rank.at("seconds_per_token"), l.at("seconds_per_token")) << l.at("layout");
+      }
+    }
+  }
 }
 
 TEST(CompareDecode, ListsEveryFamilyOnceForAnyNumberOfRanks) {

@@ -18,6 +18,7 @@ namespace {
 
 /// Ends the whole world with this error. Where all ranks fail alike, the lowest comes first and speaks for them.
 [[noreturn]] void end_world(int rank, const std::string& message) {
+  own_call_slot().state.store(RankState::failed);
   std::this_thread::sleep_for(std::chrono::milliseconds(std::min(2000, 200 * rank)));
   fmt::print(stderr, "error: {}\n", message);
   std::fflush(stderr);

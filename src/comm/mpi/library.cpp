@@ -1,6 +1,6 @@
 #include "comm/mpi/library.h"
 
-#include "comm/mpi/last_words.h"
+#include "comm/group.h"
 #include "core/error.h"
 
 namespace isomer {
@@ -11,6 +11,7 @@ MpiLibrary& MpiLibrary::instance() {
 }
 
 MpiLibrary::MpiLibrary() {
+  join_launcher();
   int provided = MPI_THREAD_SINGLE;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
   if (provided < MPI_THREAD_SERIALIZED)
@@ -19,7 +20,6 @@ MpiLibrary::MpiLibrary() {
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
-  install_last_words(rank_);
 }
 
 MpiLibrary::~MpiLibrary() { MPI_Finalize(); }

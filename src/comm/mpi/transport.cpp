@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/mpi/exchange.h"
-#include "comm/mpi/last_words.h"
+#include "comm/run_rank.h"
 
 namespace isomer {
 
@@ -15,7 +15,7 @@ MpiTransport::MpiTransport(const TransportOptions& options, std::shared_ptr<MpiW
 }
 
 Latest MpiTransport::exchange(const Call& call) {
-  set_last_call(describe(call));
+  own_call_slot().begin_call(describe(call));
   const auto failure = world_->failure_reason();
   if (!failure.empty()) throw Error(call_error(world_->rank(), call, failure));
   if (call.control && call.tensor == kEndOfRun) world_->leave();
@@ -32,6 +32,7 @@ Latest MpiTransport::exchange(const Call& call) {
   }
   // Clocks of other machines have another origin; what has happened was not ready in the future.
   latest.ready_wall_s = std::clamp(latest.ready_wall_s, call.ready_wall_s, std::max(call.ready_wall_s, wall_clock_s()));
+  own_call_slot().end_call();
   world_->completed();
   return latest;
 }

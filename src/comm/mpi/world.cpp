@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/run_rank.h"
+
 namespace isomer {
 
 namespace {
@@ -27,8 +29,10 @@ MpiWorld::~MpiWorld() {
   }
 }
 
-void MpiWorld::begin_wait(const Call& call) { doing_ = fmt::format(" (it waits in {})", describe(call)); }
-void MpiWorld::end_wait() { doing_.clear(); }
+void MpiWorld::begin_wait(const Call& call) {
+  call_ = describe(call);
+  waiting_ = true;
+}
 
 void MpiWorld::exchange_signs() {
   const double now_s = wall_clock_s();
@@ -41,10 +45,10 @@ void MpiWorld::exchange_signs() {
 void MpiWorld::send_signs() {
   Sign mine;
   mine.run = run_;
-  mine.waiting = doing_.empty() ? 0 : 1;
+  mine.waiting = waiting_ ? 1 : 0;
   mine.left = leaving_ ? 1 : 0;
   mine.beat = heartbeat_.load(std::memory_order_relaxed) + completed_;
-  std::strncpy(mine.doing, doing_.c_str(), sizeof mine.doing - 1);
+  std::strncpy(mine.call, call_.c_str(), sizeof mine.call - 1);
   peers_[static_cast<std::size_t>(rank())].sign = mine;
   for (int to = 0; to < size(); ++to) {
     if (to == rank()) continue;
@@ -77,6 +81,16 @@ void MpiWorld::take_signs() {
 std::string MpiWorld::failure_reason() const {
   if (!abandoned_.load(std::memory_order_acquire)) return failure_;
   return fmt::format("rank {} threw an exception", rank());
+}
+
+std::string MpiWorld::doing(int rank) const {
+  // A sign may be old; the board of one machine says what is.
+  if (const CallBoard* board = launchers_board()) {
+    if (std::string text = board->doing(rank); !text.empty()) return text;
+  }
+  const Sign& sign = peer(rank).sign;
+  if (sign.call[0] == 0) return {};
+  return fmt::format(" ({} {})", sign.waiting != 0 ? "it waits in" : "its last call was", sign.call);
 }
 
 bool MpiWorld::has_left(int rank) const {

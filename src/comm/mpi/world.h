@@ -35,7 +35,7 @@ class MpiWorld : public SignsOfLife {
   // The rest is for the communication thread.
 
   void begin_wait(const Call& call);
-  void end_wait();
+  void end_wait() { waiting_ = false; }
   void completed() { ++completed_; }
   void leave() { leaving_ = true; }
   /// No more MPI calls are made after this.
@@ -48,7 +48,7 @@ class MpiWorld : public SignsOfLife {
   std::string failure_reason() const override;
   bool has_left(int rank) const override;
   bool is_waiting(int rank) const override { return peer(rank).sign.waiting != 0; }
-  std::string doing(int rank) const override { return peer(rank).sign.doing; }
+  std::string doing(int rank) const override;
   std::uint64_t beat(int rank) const override { return peer(rank).sign.beat; }
   std::uint64_t progress() const override;
 
@@ -58,7 +58,7 @@ class MpiWorld : public SignsOfLife {
     std::int32_t waiting = 0;
     std::int32_t left = 0;
     std::uint64_t beat = 0;
-    char doing[128] = {};
+    char call[120] = {};  // begun last
   };
   struct Peer {
     Sign sign;
@@ -80,7 +80,8 @@ class MpiWorld : public SignsOfLife {
   std::uint64_t completed_ = 0;
   bool leaving_ = false;
   std::string failure_;
-  std::string doing_;  // empty: not waiting
+  bool waiting_ = false;
+  std::string call_;  // begun last
   std::vector<Peer> peers_;
 };
 

@@ -43,17 +43,18 @@ bool cuts_latent(const DecodeShards& s) {
 bool has_columns(const DecodeShards& s) { return s.scheme == DecodeScheme::helix || s.scheme == DecodeScheme::medha; }
 
 /// TPF · EP is what the ranks of the FFN are: those of the attention, or under medha its columns.
-std::string why_ffn_ranks_unfit(const DecodeShards& s) {
+std::string why_ffn_ranks_unfit(const DecodeShards& s, const ModelConfig& c) {
   const bool medha = s.scheme == DecodeScheme::medha;
   const int ranks = medha ? s.tpa : s.devices();
   if (s.tpf * s.ep == ranks) return {};
   std::vector<std::string> fitting;
   for (int ep = 1; ep <= ranks; ++ep) {
-    if (ranks % ep == 0) fitting.push_back(fmt::format("tpf={},ep={}", ranks / ep, ep));
+    if (ranks % ep == 0 && why_ffn_unfit(c, ranks / ep, ep).empty())
+      fitting.push_back(fmt::format("tpf={},ep={}", ranks / ep, ep));
   }
-  return fmt::format("tpf={} and ep={} are {} ranks, the attention has {}{}: their product must be that; these fit: {}",
-                     s.tpf, s.ep, s.tpf * s.ep, ranks, medha ? " columns, to which the FFN is tied" : "",
-                     fmt::join(fitting, "; "));
+  return fmt::format("tpf={} and ep={} are {} ranks, the attention has {}{}: their product must be that{}{}", s.tpf,
+                     s.ep, s.tpf * s.ep, ranks, medha ? " columns, to which the FFN is tied" : "",
+                     fitting.empty() ? "" : "; these fit: ", fmt::join(fitting, "; "));
 }
 
 std::string why_latent_unfit(const DecodeShards& s, const ModelConfig& c) {
@@ -72,6 +73,14 @@ std::string why_latent_unfit(const DecodeShards& s, const ModelConfig& c) {
                        s.latent_shards);
   }
   return {};
+}
+
+/// W_UK and W_UV stand between queries, outputs and the latent; keys and values of heads need neither.
+std::string why_up_projection_unfit(const DecodeShards& s, const ModelConfig& c) {
+  if (c.attention == AttentionKind::mla || (!s.absorb_before && !s.values_before)) return {};
+  return fmt::format(
+      "{}: it says when latent attention is up-projected, and the attention of {} is grouped-query; leave it out",
+      s.absorb_before ? "absorb=before" : "wuv=before", c.name);
 }
 
 std::string why_tpla_unfit(const DecodeShards& s, const ModelConfig& c, const TplaModel* tpla) {
@@ -144,11 +153,12 @@ std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config
                        config.name, config.num_hidden_layers, config.num_hidden_layers);
   }
   if (std::string reason = why_latent_unfit(s, config); !reason.empty()) return reason;
+  if (std::string reason = why_up_projection_unfit(s, config); !reason.empty()) return reason;
   if (std::string reason = why_tpla_unfit(s, config, tpla); !reason.empty()) return reason;
   std::string reason_of_heads =
       has_columns(s) ? why_columns_unfit(config, s.kvp, s.tpa) : why_heads_unfit(config, s.group());
   if (!reason_of_heads.empty()) return reason_of_heads;
-  if (std::string reason = why_ffn_ranks_unfit(s); !reason.empty()) return reason;
+  if (std::string reason = why_ffn_ranks_unfit(s, config); !reason.empty()) return reason;
   if (s.data_parallel > 1 && s.tpf > 1 && s.ep > 1) {
     return fmt::format(
         "with sequences of their own ranks split the experts or the width, not both; take ep={} or tpf={}", s.devices(),
@@ -176,8 +186,8 @@ std::string cache_copies_note(const DecodeLayout& layout, const ModelConfig& con
   const bool latent = config.attention == AttentionKind::mla;
   const std::int64_t heads = latent ? 1 : config.num_key_value_heads;
   if (cuts_latent(s) || s.tpa <= heads) return {};
-  return fmt::format("the cache stands {} times: {} of {} ranks splits query heads beyond the {} that {} has",
-                     s.tpa / heads, has_columns(s) ? "tpa" : "tp", s.tpa,
+  return fmt::format("the cache stands {:.3g} times: {} of {} ranks splits query heads beyond the {} that {} has",
+                     static_cast<double>(s.tpa) / static_cast<double>(heads), has_columns(s) ? "tpa" : "tp", s.tpa,
                      latent ? "one latent row" : fmt::format("{} KV heads", heads), config.name);
 }
 
