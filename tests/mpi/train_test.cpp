@@ -61,6 +61,7 @@ TEST(MpiTrain, ALostRankEndsAllOfThem) {
     EXPECT_LT(wall_clock_s() - begin_s, 10);
     EXPECT_NE(code, 0);
     EXPECT_THAT(text_of(output), ::testing::HasSubstr("signal 9"));
+    EXPECT_THAT(text_of(output), ::testing::ContainsRegex(fmt::format("error: rank {} died (in|after) ", victim)));
     for (int i = 0; i < 100 && !ranks_of(run.string()).empty(); ++i) testing::sleep_ms(20);
     EXPECT_TRUE(ranks_of(run.string()).empty()) << "processes are left";
     const auto next = RunDirectory(run).latest_step() + 1;

@@ -1,6 +1,8 @@
 #include "comm/mpi/library.h"
 
 #include "comm/group.h"
+#include "comm/last_words.h"
+#include "comm/run_rank.h"
 #include "core/error.h"
 
 namespace isomer {
@@ -20,6 +22,7 @@ MpiLibrary::MpiLibrary() {
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+  install_last_words(rank_, own_call_slot());  // again: a training run has taken SIGTERM meanwhile
 }
 
 MpiLibrary::~MpiLibrary() { MPI_Finalize(); }
