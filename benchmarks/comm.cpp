@@ -173,9 +173,10 @@ void report(const Options& options, const std::vector<Line>& lines) {
 
 int main(int argc, char** argv) try {
   const Options options = parse(argc, argv);
-  if (options.backend == Backend::mpi && !under_mpirun()) relaunch_under_mpirun(options.num_ranks, argc, argv);
+  const GroupOptions group{.backend = options.backend, .num_ranks = options.num_ranks, .threads_per_rank = 1};
+  if (options.backend == Backend::mpi && !under_mpirun()) relaunch_under_mpirun(group, argc, argv);
   std::vector<Line> lines;
-  run_group({.backend = options.backend, .num_ranks = options.num_ranks, .threads_per_rank = 1}, [&](RankContext& ctx) {
+  run_group(group, [&](RankContext& ctx) {
     std::vector<Line> mine;
     for (std::int64_t bytes = 4 << 10; bytes <= 16 << 20; bytes *= 4) measure(ctx, bytes, mine);
     if (ctx.rank() == 0) lines = mine;
