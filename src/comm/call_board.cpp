@@ -82,6 +82,10 @@ std::string CallBoard::doing(int rank) const {
 }
 
 std::string CallBoard::lost() const {
+  // One that failed said why, and took the others with it, some before they could say a word.
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (slots_[rank].state.load(std::memory_order_acquire) == RankState::failed) return {};
+  }
   std::string text;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const CallSlot& slot = slots_[rank];

@@ -50,7 +50,8 @@ class CallBoard {
 
   /// " (it waits in all_gather 'k' (forward))", " (its last call was …)"; empty where the rank is on another machine.
   std::string doing(int rank) const;
-  /// A line for each rank that ended without a word of its own: which, and in or after which call.
+  /// A line for each rank that ended without a word of its own: which, and in or after which call. Nothing where a rank
+  /// has failed, which ends the others.
   std::string lost() const;
 
  private:

@@ -40,6 +40,14 @@ TEST(CallBoard, KnowsTheLostFromThoseThatEndedWithAWord) {
   EXPECT_EQ(board->lost(), "");
 }
 
+TEST(CallBoard, ARankThatFailedSpeaksForThoseItTookAlong) {
+  const auto board = CallBoard::create(2);
+  board->slot(1).state.store(RankState::running);
+  EXPECT_EQ(board->lost(), "error: rank 1 died before its first call\n");
+  board->slot(0).state.store(RankState::failed);
+  EXPECT_EQ(board->lost(), "");
+}
+
 TEST(CallBoard, OpensNothingElse) {
   EXPECT_EQ(CallBoard::open("/proc/self/exe"), nullptr);
   EXPECT_EQ(CallBoard::open("/nowhere"), nullptr);
