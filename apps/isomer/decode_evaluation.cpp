@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "apps/isomer/loaded_model.h"
 #include "convert/side_file.h"
 #include "core/error.h"
 #include "eval/engine_source.h"
@@ -23,19 +24,10 @@ std::shared_ptr<const TplaModel> tpla_of(const std::string& directory, const Mod
   return std::make_shared<const TplaModel>(TplaModel{side.options, std::move(side.layers)});
 }
 
-/// No error of sharding: one shard, or nothing that is cut.
-bool is_exact(const ModelConfig& config, const TplaOptions& options) {
-  const bool one = options.num_shards == 1 && options.kappa == TplaKappa::one;
-  return one || options.shared_columns == config.kv_lora_rank;
-}
-
-/// "tpla" takes g from the side file; the engine's layouts name it.
-std::string engine_layout(const Layout& layout, const TplaModel* tpla) {
-  if (tpla == nullptr || layout.axes.size() != 1 || layout.innermost().size > 0) return to_string(layout);
-  Layout result = layout;
-  result.axes.front().options.erase("softmax");
-  result.axes.front().options.try_emplace("g", fmt::format("{}", tpla->options.num_shards));
-  return to_string(result);
+/// What the engine's layouts don't know, left out.
+std::string without_softmax(Layout layout) {
+  layout.axes.front().options.erase("softmax");
+  return to_string(layout);
 }
 
 }  // namespace
@@ -53,12 +45,10 @@ EvaluatedModel::EvaluatedModel(std::string name, const std::string& directory, c
   const bool is_tpla = asked.innermost().name == "tpla";
   engine_.config = config_;
   if (is_tpla && config_.attention == AttentionKind::mla) engine_.tpla = tpla_of(directory, config_);
-  layout_ = engine_layout(asked, engine_.tpla.get());
-  engine_.layout = complete_layout(parse_decode_layout(layout_, config_), engine_.tpla.get());
+  engine_.layout = layout_for(engine_.tpla ? without_softmax(asked) : layout, config_, engine_.tpla.get());
   one_rank_ = one_rank_form(layout, asked.option("softmax", "") == "whole", dtype);
   layout_ = to_string(engine_.layout);
-  exact_ = engine_.layout.shards.is_exact() || engine_.layout.shards.latent_shards == 1;
-  if (engine_.tpla) exact_ = is_exact(config_, engine_.tpla->options);
+  exact_ = is_exact(engine_.layout, config_, engine_.tpla.get());
   if (one_rank_ == LatentSharding::whole_softmax) {
     layout_ += fmt::format(",{}", kWholeSoftmax);
     exact_ = exact_ || engine_.tpla->options.rms == TplaRms::exact;

@@ -11,6 +11,7 @@
 #include "infer/engine.h"
 #include "kernels/elementwise.h"
 #include "model/safetensors.h"
+#include "sharding/layout.h"
 
 namespace isomer {
 
@@ -49,7 +50,12 @@ int run_logits(const LogitsArguments& a, const CommandLine& command_line) {
     invalid_argument("--ids {}: {} ids, {} has {} positions (max_position_embeddings); give fewer", a.ids, count,
                      a.model, longest);
   }
-  EngineOptions options{.config = model.config, .layout = parse_decode_layout(a.layout, model.config)};
+  if (a.mode == "prefill" && a.prefix != LogitsArguments{}.prefix) {
+    invalid_argument("--prefix {}: it goes with --mode decode; in prefill all positions are", a.prefix);
+  }
+  EngineOptions options{.config = model.config};
+  if (parse_layout(a.layout).axes.front().name == "tpla") options.tpla = find_tpla(model);
+  options.layout = layout_for(a.layout, model.config, options.tpla.get());
   if (!a.cache_dtype.empty()) options.cache_dtype = parse_dtype(a.cache_dtype);
   options.cache_tokens = cache_tokens_for({&count, 1}, options.layout, options.page_tokens);
   options.prefill_chunk = parse_count("--prefill-chunk", a.prefill_chunk, 1, kMostIds);
@@ -57,8 +63,6 @@ int run_logits(const LogitsArguments& a, const CommandLine& command_line) {
   GroupOptions group;
   group.num_ranks = options.layout.devices();
   group.threads_per_rank = a.threads;
-  if (options.layout.shards.scheme == DecodeScheme::tpla) options.tpla = find_tpla(model);
-  options.layout = complete_layout(options.layout, options.tpla.get());
   const std::string reason = why_step_unfit(options.layout, model.config, options.tpla.get());
   if (!reason.empty()) invalid_argument("--layout {}: {}", a.layout, reason);
   const bool mpi = a.backend == "mpi";
@@ -71,10 +75,15 @@ int run_logits(const LogitsArguments& a, const CommandLine& command_line) {
     run_rank(ctx, engine, ids, static_cast<std::size_t>(prefix), logits);
   });
   if (mpi && mpi_world().rank != 0) return 0;
+  const bool exact = prefix == count || is_exact(options.layout, model.config, options.tpla.get());
   write_safetensors(a.out, {tensor_source("logits", logits)},
-                    {{"model", model.config.name}, {"layout", a.layout}, {"mode", a.mode}, {"dtype", a.dtype}});
-  fmt::print("{}: logits [{}, {}], float32; {} positions by prefill, {} by decode; {}, {}\n", a.out, count,
-             model.config.vocab_size, prefix, count - prefix, a.layout, a.dtype);
+                    {{"model", model.config.name},
+                     {"layout", a.layout},
+                     {"mode", a.mode},
+                     {"dtype", a.dtype},
+                     {"exact", exact ? "true" : "false"}});
+  fmt::print("{}: logits [{}, {}], float32; {} positions by prefill, {} by decode; {}, {}{}\n", a.out, count,
+             model.config.vocab_size, prefix, count - prefix, a.layout, a.dtype, exact ? "" : "; NOT EXACT");
   return 0;
 }
 

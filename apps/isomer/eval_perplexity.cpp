@@ -214,7 +214,10 @@ void add_eval_perplexity(CLI::App& eval, int& exit_code) {
   command->add_option("--tokenizer", a->tokenizer, "tokenizer.json or its directory; default: the model's");
   command->add_option("--window", a->window, "tokens read at once; default 1024, or what the model takes");
   command->add_option("--overlap", a->overlap, "of them context only; default 0, under a layout of decode half");
-  command->add_option("--limit", a->limit, "tokens scored at most; 0: all")->capture_default_str();
+  command
+      ->add_option("--limit", a->limit,
+                   "tokens looked at, of which a decode layout scores those behind each window's --overlap; 0: all")
+      ->capture_default_str();
   command->add_option("--batch", a->batch, "windows a forward")->capture_default_str();
   command->add_option(
       "--layout", a->layout,

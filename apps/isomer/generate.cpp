@@ -52,6 +52,9 @@ Sampling sampling_of(const GenerateArguments& a, std::size_t request) {
   if (a.greedy && a.temperature != 0) {
     invalid_argument("--greedy with --temperature {}: greedy is temperature 0; give one of them", a.temperature);
   }
+  if (a.top_p != 1 && a.temperature == 0) {
+    invalid_argument("--top-p {}: nothing is sampled at temperature 0; give --temperature too", a.top_p);
+  }
   const Sampling sampling{.temperature = a.temperature, .top_p = a.top_p, .seed = parse_seed(a.seed) + request};
   check_sampling(sampling);
   return sampling;
@@ -89,18 +92,22 @@ std::int64_t cache_tokens_of(const GenerateArguments& a, const EngineOptions& op
   const std::int64_t need = cache_tokens_for(lengths, options.layout, options.page_tokens);
   if (a.cache_tokens.empty()) return need;
   const std::int64_t given = parse_count("--cache-tokens", a.cache_tokens, 1, kMost);
-  const std::int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
-  if (given >= std::min(tokens, need)) return given;
+  const CacheShards shards = cache_shards_of(options.layout);
+  if (pages_for(given, options.page_tokens, shards) >= cache_pages_for(lengths, options.layout, options.page_tokens)) {
+    return given;
+  }
   invalid_argument(
-      "--cache-tokens {}: the cache is too small: the prompts and what is asked for take {}; give at least {}", given,
-      tokens, std::min(tokens, need));
+      "--cache-tokens {}: the cache is too small: the prompts and what is asked for take {} tokens, a sequence whole "
+      "pages of {}; give at least {}",
+      given, std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}), options.page_tokens * shards.num_slices,
+      need);
 }
 
 EngineOptions engine_options(const GenerateArguments& a, const FoundModel& model,
                              const std::vector<TextRequest>& requests) {
-  EngineOptions options{.config = model.config, .layout = parse_decode_layout(a.layout, model.config)};
+  EngineOptions options{.config = model.config};
   if ((a.layout + a.prefill_layout).find("tpla") != std::string::npos) options.tpla = find_tpla(model);
-  options.layout = complete_layout(options.layout, options.tpla.get());
+  options.layout = layout_for(a.layout, model.config, options.tpla.get());
   const std::string reason = why_step_unfit(options.layout, model.config, options.tpla.get());
   if (!reason.empty()) invalid_argument("--layout {}: {}", a.layout, reason);
   if (!a.cache_dtype.empty()) options.cache_dtype = parse_dtype(a.cache_dtype);
@@ -121,7 +128,7 @@ std::optional<SeparatedOptions> separated_options(const GenerateArguments& a, co
     return std::nullopt;
   }
   SeparatedOptions options{.prefill = engine, .decode = engine, .apart = a.prefill_ranks == "own"};
-  options.prefill.layout = complete_layout(parse_decode_layout(a.prefill_layout, engine.config), engine.tpla.get());
+  options.prefill.layout = layout_for(a.prefill_layout, engine.config, engine.tpla.get());
   options.prefill.cache_tokens = 0;
   const std::string reason = why_step_unfit(options.prefill.layout, engine.config, engine.tpla.get());
   if (!reason.empty()) invalid_argument("--prefill-layout {}: {}", a.prefill_layout, reason);
@@ -172,15 +179,18 @@ Outcome run_ranks(const Prepared& p, DType dtype, const GenerateOptions& generat
 
 double rate(std::int64_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 
+/// Whether decoding computes what one rank does; prefill always does.
+bool is_exact(const Prepared& p) { return is_exact(p.engine.layout, p.engine.config, p.engine.tpla.get()); }
+
 void print_summary(const GenerateArguments& a, const Outcome& o, const Prepared& p) {
   const GroupOptions& group = p.group;
   const Generated& g = o.generated;
   const std::string text = fmt::format(
       "{} tokens of prompt at {:.0f} tokens/s, {} decoded at {:.1f} tokens/s; {}, {}, {} ranks ({}) of {} threads; "
-      "cache {} a rank\n",
+      "cache {} a rank{}\n",
       g.prompt_tokens, rate(g.prompt_tokens, g.prefill_s), g.decoded_tokens, rate(g.decoded_tokens, g.decode_s),
       a.layout, a.dtype, group.num_ranks, name_of(group.backend), threads_per_rank(group),
-      format_bytes(static_cast<double>(g.cache_bytes)));
+      format_bytes(static_cast<double>(g.cache_bytes)), is_exact(p) ? "" : "; NOT EXACT");
   std::fputs(text.c_str(), stderr);
   if (const std::string note = cache_copies_note(p.engine.layout, p.engine.config); !note.empty()) {
     std::fputs((note + "\n").c_str(), stderr);
@@ -199,6 +209,7 @@ json result_json(const GenerateArguments& a, const Outcome& o, const Prepared& p
   result.update({{"command", "generate"},
                  {"model", a.model},
                  {"layout", a.layout},
+                 {"exact", is_exact(p)},
                  {"prefill_layout", a.prefill_layout.empty() ? a.layout : a.prefill_layout},
                  {"backend", a.backend},
                  {"dtype", a.dtype},

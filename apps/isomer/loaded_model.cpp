@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "model/checkpoint.h"
 #include "model/gguf.h"
+#include "sharding/layout.h"
 
 namespace isomer {
 
@@ -34,6 +35,23 @@ std::shared_ptr<const TplaModel> find_tpla(const FoundModel& model) {
   if (!fs::exists(fs::path(model.directory) / "tpla.json", code)) return nullptr;
   TplaSideFile side = load_tpla_side_file(model.directory, model.config, Checkpoint::open(model.directory));
   return std::make_shared<const TplaModel>(TplaModel{side.options, std::move(side.layers)});
+}
+
+DecodeLayout layout_for(const std::string& asked, const ModelConfig& config, const TplaModel* tpla) {
+  Layout layout = parse_layout(asked);
+  LayoutAxis& attention = layout.axes.front();
+  if (tpla != nullptr && attention.name == "tpla" && attention.size <= 0) {
+    attention.options.try_emplace("g", fmt::format("{}", tpla->options.num_shards));
+  }
+  return complete_layout(parse_decode_layout(to_string(layout), config), tpla);
+}
+
+bool is_exact(const DecodeLayout& layout, const ModelConfig& config, const TplaModel* tpla) {
+  if (layout.shards.scheme != DecodeScheme::tpla || tpla == nullptr) {
+    return layout.shards.is_exact() || layout.shards.latent_shards == 1;
+  }
+  const TplaOptions& o = tpla->options;
+  return (o.num_shards == 1 && o.kappa == TplaKappa::one) || o.shared_columns == config.kv_lora_rank;
 }
 
 Tokenizer tokenizer_for(const FoundModel& model, const std::string& path) {

@@ -28,6 +28,12 @@ ModelWeights load_weights(const FoundModel& model, DType dtype);
 /// wrong.
 std::shared_ptr<const TplaModel> find_tpla(const FoundModel& model);
 
+/// A decode layout as it was asked for: `tpla` without g takes the side file's number of shards.
+DecodeLayout layout_for(const std::string& asked, const ModelConfig& config, const TplaModel* tpla);
+
+/// Whether a layout computes what one rank does; gla and tpla do where nothing is cut.
+bool is_exact(const DecodeLayout& layout, const ModelConfig& config, const TplaModel* tpla);
+
 /// The tokenizer at `path`, or the model's own where that is empty. Throws std::invalid_argument where there is none,
 /// and for one with more tokens than the model's vocabulary.
 Tokenizer tokenizer_for(const FoundModel& model, const std::string& path);

@@ -1,4 +1,6 @@
 // isomer plan decode: the best ways to spread decoding over devices that are not here.
+#include <algorithm>
+#include <bit>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -67,6 +69,8 @@ std::vector<std::int64_t> batches_of(const std::string& text) {
   std::vector<std::int64_t> batches;
   std::stringstream list(text);
   for (std::string one; std::getline(list, one, ',');) batches.push_back(parse_count("--batch", one, 1, kMaxBatch));
+  std::sort(batches.begin(), batches.end());
+  batches.erase(std::unique(batches.begin(), batches.end()), batches.end());
   return batches;
 }
 
@@ -87,7 +91,12 @@ DecodePlanOptions options_of(const DecodeArguments& a) {
   o.search.batches = batches_of(a.batches);
   std::stringstream list(a.layouts);
   for (std::string one; std::getline(list, one, ';');) {
-    const DecodeLayout& layout = o.search.layouts.emplace_back(parse_decode_layout(one, o.problem.config));
+    const DecodeLayout layout = parse_decode_layout(one, o.problem.config);
+    const auto known = [&](const DecodeLayout& other) { return to_string(other) == to_string(layout); };
+    if (std::any_of(o.search.layouts.begin(), o.search.layouts.end(), known)) {
+      invalid_argument("--layouts: {} is named twice; name it once", to_string(layout));
+    }
+    o.search.layouts.push_back(layout);
     if (layout.devices() > o.search.max_devices) {
       invalid_argument("--layouts: {} takes {} devices, there are {}; raise --max-devices", to_string(layout),
                        layout.devices(), o.search.max_devices);
@@ -99,8 +108,10 @@ DecodePlanOptions options_of(const DecodeArguments& a) {
 
 void print_title(const DecodePlan& plan) {
   const DecodePlanOptions& o = plan.options;
-  fmt::print("{} on {}: decoding at {} tokens of context, up to {} devices\n", o.problem.config.name, o.hardware.name,
-             tokens_text(o.problem.context), o.search.max_devices);
+  const bool rounded = o.search.layouts.empty() && !std::has_single_bit(static_cast<unsigned>(o.search.max_devices));
+  fmt::print("{} on {}: decoding at {} tokens of context, up to {} devices{}\n", o.problem.config.name, o.hardware.name,
+             tokens_text(o.problem.context), o.search.max_devices,
+             rounded ? " (sizes in powers of two; --layouts names others)" : "");
   fmt::print("  weights {}, cache {}, exchanged in {}; {}\n{}{}", name_of(o.problem.precision.weights),
              name_of(o.problem.precision.cache), name_of(o.problem.precision.activations),
              efficiency_text(o.hardware, o.assumptions.roofline, plan.stand_ins),

@@ -1,6 +1,7 @@
 // isomer plan fit: efficiency curves from measured operations into a hardware file.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -86,13 +87,18 @@ std::vector<std::string> doubts_of(const Hardware& hardware, const Inputs& input
   return doubts;
 }
 
-json report(const std::vector<Curve>& curves, const std::vector<std::string>& skipped,
-            const std::vector<std::string>& doubts, const Options& options) {
+/// What is said of a fit beside its curves.
+struct Remarks {
+  std::vector<std::string> skipped, kept, doubts;
+};
+
+json report(const std::vector<Curve>& curves, const Remarks& remarks, const Options& options) {
   json result = machine_json(1, 0);
   result["command"] = "plan fit";
   result["out"] = options.out;
-  result["skipped"] = skipped;
-  result["warnings"] = doubts;
+  result["skipped"] = remarks.skipped;
+  result["kept"] = remarks.kept;
+  result["warnings"] = remarks.doubts;
   result["curves"] = json::array();
   for (const Curve& curve : curves) {
     json entry = curve_json(curve);
@@ -101,6 +107,19 @@ json report(const std::vector<Curve>& curves, const std::vector<std::string>& sk
     result["curves"].push_back(std::move(entry));
   }
   return result;
+}
+
+/// The fitted curves, and those of the hardware that they are fitted beside for operations that the table lacks.
+std::vector<Curve> with_kept(const std::vector<Curve>& curves, const Hardware& hardware,
+                             std::vector<std::string>& kept) {
+  std::vector<Curve> all = curves;
+  for (const Curve& curve : hardware.curves->all()) {
+    const auto same = [&](const Curve& fitted) { return fitted.label() == curve.label(); };
+    if (std::any_of(curves.begin(), curves.end(), same)) continue;
+    all.push_back(curve);
+    kept.push_back(curve.label());
+  }
+  return all;
 }
 
 void run(const Options& options) {
@@ -122,18 +141,23 @@ void run(const Options& options) {
   if (curves.empty()) {
     invalid_argument("plan fit: no operation has {} rows of one kind to fit to", kFewestRows);
   }
+  std::vector<std::string> kept;
+  std::vector<Curve> all = curves;
+  if (!options.table.empty()) all = with_kept(curves, hardware, kept);
   description.erase("curves_from");
   if (!options.table.empty()) description["name"] = printable(std::filesystem::path(options.out).stem().string(), 90);
-  const std::string text = hardware_text(with_curves(description, curves, fit_json(inputs.data)));
+  const std::string text = hardware_text(with_curves(description, all, fit_json(inputs.data)));
   parse_hardware(parse_json(text, options.out), options.out);  // what is written must load again
   write_output_file("--out", options.out, text);
   print(curves);
   for (const auto& label : skipped) fmt::print("too few rows, not fitted: {}\n", label);
+  if (!kept.empty()) fmt::print("kept of {}: {}\n", hardware.name, fmt::join(kept, ", "));
   fmt::print("wrote {}\n", options.out);
   const auto doubts = doubts_of(hardware, inputs, curves, options);
   for (const auto& doubt : doubts) fmt::print("warning: {}\n", doubt);
   if (options.json_path.empty()) return;
-  write_output_file("--json", options.json_path, report(curves, skipped, doubts, options));
+  write_output_file("--json", options.json_path,
+                    report(curves, {.skipped = skipped, .kept = kept, .doubts = doubts}, options));
 }
 
 }  // namespace

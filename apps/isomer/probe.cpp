@@ -10,6 +10,7 @@
 #include "apps/isomer/units.h"
 #include "core/error.h"
 #include "model/json_text.h"
+#include "plan/doubts.h"
 #include "plan/hardware_json.h"
 #include "study/machine.h"
 #include "study/probe.h"
@@ -75,6 +76,9 @@ void run(const Options& options) {
   print(result, hardware);
   const double seconds = wall_clock_s() - begin_s;
   fmt::print("{} shapes in {:.0f} s; wrote {}\n", result.num_shapes, seconds, options.out);
+  for (const auto& doubt : doubtful_fits(result.curves)) {
+    fmt::print("warning: {}; other programs beside the probe do that, too: probe again on a quiet machine\n", doubt);
+  }
   if (!options.json_path.empty()) write_output_file("--json", options.json_path, report(result, options, seconds));
 }
 

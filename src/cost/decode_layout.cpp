@@ -225,8 +225,13 @@ std::string_view reason_of(Unfit unfit) {
 
 namespace {
 
-/// Helix and Medha deal heads as they go, at least one to each device; the others cut them evenly.
+/// Helix and Medha deal heads as they go, at least one to each device; shards of a latent have all heads of their
+/// column; the others cut them evenly.
 bool heads_fit(const DecodeShards& s, const ModelConfig& c) {
+  const bool all_heads = s.scheme == DecodeScheme::tpla || s.scheme == DecodeScheme::exact_latent;
+  if (all_heads && !s.scatter_values) {
+    return s.group() <= c.num_attention_heads && c.num_attention_heads % (s.tpa / s.latent_shards) == 0;
+  }
   if (s.scheme != DecodeScheme::helix && s.scheme != DecodeScheme::medha) return c.num_attention_heads % s.group() == 0;
   if (s.tpa > c.num_attention_heads) return false;
   const std::int64_t kv = c.attention == AttentionKind::mla ? c.num_attention_heads : c.num_key_value_heads;

@@ -78,8 +78,10 @@ double block_error(const std::vector<double>& values) {
 bool is_root(const GroupOptions& group) { return group.backend == Backend::threads || mpi_world().rank == 0; }
 
 [[noreturn]] void nothing_to_score(const WindowOrder& windows) {
-  invalid_argument("no token to score: a window's first {} tokens are context only; give more text, or less --overlap",
-                   windows.overlap());
+  invalid_argument(
+      "no token to score: a window's first {} tokens are context only; give more text, a larger --limit, or less "
+      "--overlap",
+      windows.overlap());
 }
 
 }  // namespace

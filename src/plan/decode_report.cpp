@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/quantity_text.h"
 #include "plan/explain.h"
+#include "sharding/weight_slices.h"
 
 namespace isomer {
 
@@ -40,6 +41,28 @@ std::string memory_remedy(const DecodePlan& plan) {
       std::max(o.search.max_devices, std::min(plan.assumed.max_devices(), kMaxDecodeDevices)));
 }
 
+/// Of the first layout that was named, if any: "; tp:7: …", with what would fit.
+std::string what_would_fit(const DecodePlan& plan) {
+  const DecodePlanOptions& o = plan.options;
+  if (o.search.layouts.empty()) return "";
+  const DecodeLayout& layout = o.search.layouts.front();
+  const DecodeShards& s = layout.shards;
+  const ModelConfig& c = o.problem.config;
+  const bool columns = s.scheme == DecodeScheme::helix || s.scheme == DecodeScheme::medha;
+  const int devices = s.scheme == DecodeScheme::medha ? s.tpa : s.devices();
+  std::string hint;
+  switch (why_unfit(layout, c)) {
+    case Unfit::heads: hint = columns ? why_columns_unfit(c, s.kvp, s.tpa) : why_heads_unfit(c, s.group()); break;
+    case Unfit::experts:
+    case Unfit::ffn_width: hint = why_ffn_unfit(c, s.tpf, s.ep); break;
+    case Unfit::ffn_devices: hint = fmt::format("take tpf and ep whose product is {}", devices); break;
+    case Unfit::layers: hint = fmt::format("take pp of at most {}", c.num_hidden_layers); break;
+    case Unfit::fits: hint = fmt::format("take batches that {} divides", s.data_parallel * layout.pp); break;
+    default: break;
+  }
+  return hint.empty() ? "" : fmt::format("; {}: {}", to_string(layout), hint);
+}
+
 void refuse_memory(const DecodePlan& plan) {
   const DecodePlanOptions& o = plan.options;
   const auto least = least_memory(o.problem, plan.assumed, o.search);
@@ -49,8 +72,8 @@ void refuse_memory(const DecodePlan& plan) {
       if (plan.search.unfit[static_cast<std::size_t>(i)] == 0) continue;
       reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", reason_of(static_cast<Unfit>(i)));
     }
-    invalid_argument("no layout of {} on up to {} devices can run: {}", o.problem.config.name, o.search.max_devices,
-                     reasons);
+    invalid_argument("no layout of {} on up to {} devices can run: {}{}", o.problem.config.name, o.search.max_devices,
+                     reasons, what_would_fit(plan));
   }
   const DecodeMemory& m = least->memory;
   const double capacity = memory_capacity(o.problem, plan.assumed);
@@ -80,7 +103,7 @@ void choose(DecodePlan& plan) {
   if (!best) {
     const auto chosen = explain(plan, "", *fastest, speed);
     invalid_argument(
-        "--ttl {:.3g} ms: no layout is so quick. The quickest, {} at batch {}, takes {:.3g} ms a token, bound by {}; "
+        "--ttl {:.6g} ms: no layout is so quick. The quickest, {} at batch {}, takes {:.6g} ms a token, bound by {}; "
         "the nearest limit that can be met is --ttl {:.3g}ms",
         1e3 * *o.ttl_s, chosen.layout, fastest->batch, 1e3 * fastest->step_s, chosen.bound, 1.005e3 * fastest->step_s);
   }

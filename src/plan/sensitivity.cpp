@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/quantity_text.h"
+
 namespace isomer {
 
 namespace {
@@ -64,6 +66,19 @@ double SensitivityRow::spread_throughput() const {
   return spread(*this, [](const LayoutRatios& r) { return r.throughput; });
 }
 
+LinkRange link_range(const Assumptions& base) {
+  LinkRange range;
+  if (base.link_latency_s && *base.link_latency_s > 0) {
+    range.least_latency_s = *base.link_latency_s / 3;
+    range.most_latency_s = *base.link_latency_s * 3;
+  }
+  range.least_bandwidth *= base.link_bandwidth_factor;
+  range.most_bandwidth *= base.link_bandwidth_factor;
+  return range;
+}
+
+std::string times_text(double factor) { return fmt::format("{:.3g} times", factor); }
+
 std::vector<SensitivityRow> assumption_ranges(const DecodeProblem& problem, const Assumptions& base) {
   std::vector<SensitivityRow> rows;
   const auto end = [&](std::string value, auto change) {
@@ -84,12 +99,18 @@ std::vector<SensitivityRow> assumption_ranges(const DecodeProblem& problem, cons
     return [factor](AssumedEnd& e) { e.assumptions.overlap_contention = factor; };
   };
   const auto cache = [](Precision precision) { return [precision](AssumedEnd& e) { e.precision.cache = precision; }; };
-  rows.push_back({"link latency", {end("1 us", latency(1e-6)), end("15 us", latency(15e-6))}});
-  rows.push_back({"link bandwidth", {end("0.5 times", bandwidth(0.5)), end("1.25 times", bandwidth(1.25))}});
+  const LinkRange links = link_range(base);
+  rows.push_back({"link latency",
+                  {end(format_seconds(links.least_latency_s), latency(links.least_latency_s)),
+                   end(format_seconds(links.most_latency_s), latency(links.most_latency_s))}});
+  rows.push_back({"link bandwidth",
+                  {end(times_text(links.least_bandwidth), bandwidth(links.least_bandwidth)),
+                   end(times_text(links.most_bandwidth), bandwidth(links.most_bandwidth))}});
   rows.push_back(
       {"exchange precision", {end("fp8", exchange(Precision::fp8)), end("bf16", exchange(Precision::bf16))}});
   rows.push_back({"FP4 efficiency",
-                  {end("0.5 of its rate", [](AssumedEnd& e) { e.assumptions.fp4_efficiency = 0.5; }),
+                  {end(fmt::format("{:.3g} of its rate", 0.5 * base.fp4_efficiency),
+                       [&](AssumedEnd& e) { e.assumptions.fp4_efficiency = 0.5 * base.fp4_efficiency; }),
                    end("its rate", [](AssumedEnd& e) { e.assumptions.fp4_efficiency = 1; })}});
   rows.push_back({"overlap contention", {end("none", contention(1)), end("2 (no gain)", contention(2))}});
   rows.push_back({"cache precision", {end("nvfp4", cache(Precision::nvfp4)), end("bf16", cache(Precision::bf16))}});
@@ -102,7 +123,8 @@ std::vector<SensitivityRow> assumption_ranges(const DecodeProblem& problem, cons
     });
   };
   rows.push_back({"all of the links",
-                  {corner("best", 1e-6, 1.25, Precision::fp8, 1), corner("worst", 15e-6, 0.5, Precision::bf16, 2)}});
+                  {corner("best", links.least_latency_s, links.most_bandwidth, Precision::fp8, 1),
+                   corner("worst", links.most_latency_s, links.least_bandwidth, Precision::bf16, 2)}});
   return rows;
 }
 

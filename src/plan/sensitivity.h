@@ -37,9 +37,18 @@ struct Sensitivity {
   LayoutRatios lowest, highest;      // over base and all ends
 };
 
-/// The ranges: link latency 1 to 15 us, bandwidth 0.5 to 1.25 times, exchanged partials in fp8 and bf16, FP4 at half
-/// and at its whole rate, contention of overlapped work 1 to 2, cache in nvfp4 to bf16, and all that favour or hinder
-/// links.
+/// Ends of what is assumed of links: 1 to 15 us, 0.5 to 1.25 times the bandwidth; around what the user assumed himself,
+/// a third to three times the latency, and these factors of the bandwidth.
+struct LinkRange {
+  double least_latency_s = 1e-6, most_latency_s = 15e-6;
+  double least_bandwidth = 0.5, most_bandwidth = 1.25;
+};
+LinkRange link_range(const Assumptions& base);
+/// "0.5 times".
+std::string times_text(double factor);
+
+/// The ranges: those of the links, exchanged partials in fp8 and bf16, FP4 at half of what is assumed and at its whole
+/// rate, contention of overlapped work 1 to 2, cache in nvfp4 to bf16, and all that favour or hinder links.
 std::vector<SensitivityRow> assumption_ranges(const DecodeProblem& problem, const Assumptions& base);
 
 struct SensitivityStudy {

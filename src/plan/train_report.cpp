@@ -17,6 +17,22 @@ double capacity_of(const TrainPlan& plan) {
   return limit > 0 ? limit : plan.assumed.memory_capacity_bytes;
 }
 
+/// The number of sequences nearest to what was asked for that some layout divides (of two, the smaller).
+std::int64_t nearest_batch(const TrainPlan& plan) {
+  const TrainPlanOptions& o = plan.options;
+  const auto divides = [&](std::int64_t batch) {
+    return std::any_of(plan.search.layouts.begin(), plan.search.layouts.end(), [&](const TrainLayout& layout) {
+      return why_unfit(layout, o.problem.config, o.problem.seq, batch) == TrainUnfit::fits;
+    });
+  };
+  constexpr std::int64_t kFarthest = 1024;  // beyond, a multiple of the devices will do
+  for (std::int64_t away = 1; away <= std::min<std::int64_t>(o.devices, kFarthest); ++away) {
+    if (o.problem.batch > away && divides(o.problem.batch - away)) return o.problem.batch - away;
+    if (divides(o.problem.batch + away)) return o.problem.batch + away;
+  }
+  return (o.problem.batch + o.devices - 1) / o.devices * o.devices;
+}
+
 /// Nothing fits: which limit binds, and the layout that comes nearest.
 [[noreturn]] void refuse(const TrainPlan& plan) {
   const TrainPlanOptions& o = plan.options;
@@ -36,12 +52,10 @@ double capacity_of(const TrainPlan& plan) {
     reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", reason_of(static_cast<TrainUnfit>(i)));
   }
   if (!nearest) {
-    // One sequence a device always divides; tokens then need not be spread.
     invalid_argument(
         "no layout on {} devices can train {} with {} sequences of {} tokens a step: {}; the nearest that divides: {} "
         "sequences a step",
-        o.devices, o.problem.config.name, o.problem.batch, o.problem.seq, reasons,
-        (o.problem.batch + o.devices - 1) / o.devices * o.devices);
+        o.devices, o.problem.config.name, o.problem.batch, o.problem.seq, reasons, nearest_batch(plan));
   }
   const auto enough = fewest_train_devices(o.problem, plan.assumed, o.schemes);
   const std::string remedy =

@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "core/error.h"
+#include "core/quantity_text.h"
+#include "plan/sensitivity.h"
 #include "plan/train_pricer.h"
 
 namespace isomer {
@@ -146,14 +148,18 @@ std::vector<TrainRange> train_ranges(const TrainProblem& problem, const Assumpti
   const auto row = [&](const char* assumption, TrainEnd from, TrainEnd to) {
     rows.push_back({assumption, {std::move(from), std::move(to)}});
   };
-  row("link latency", end("1 us", [](Assumptions& a) { a.link_latency_s = 1e-6; }),
-      end("15 us", [](Assumptions& a) { a.link_latency_s = 15e-6; }));
-  row("link bandwidth", end("0.5 times", [](Assumptions& a) { a.link_bandwidth_factor = 0.5; }),
-      end("1.25 times", [](Assumptions& a) { a.link_bandwidth_factor = 1.25; }));
+  const LinkRange range = link_range(base);
+  row("link latency",
+      end(format_seconds(range.least_latency_s), [&](Assumptions& a) { a.link_latency_s = range.least_latency_s; }),
+      end(format_seconds(range.most_latency_s), [&](Assumptions& a) { a.link_latency_s = range.most_latency_s; }));
+  row("link bandwidth",
+      end(times_text(range.least_bandwidth), [&](Assumptions& a) { a.link_bandwidth_factor = range.least_bandwidth; }),
+      end(times_text(range.most_bandwidth), [&](Assumptions& a) { a.link_bandwidth_factor = range.most_bandwidth; }));
   row("overlap of links", end("none", [](Assumptions& a) { a.link_overlap = 0; }),
       end("0.9 of them", [](Assumptions& a) { a.link_overlap = 0.9; }));
-  row("kernel efficiency", end("0.7 times", [](Assumptions& a) { a.kernel_efficiency = 0.7; }),
-      end("1.15 times", [](Assumptions& a) { a.kernel_efficiency = 1.15; }));
+  const double slow = 0.7 * base.kernel_efficiency, quick = 1.15 * base.kernel_efficiency;
+  row("kernel efficiency", end(times_text(slow), [&](Assumptions& a) { a.kernel_efficiency = slow; }),
+      end(times_text(quick), [&](Assumptions& a) { a.kernel_efficiency = quick; }));
   row("attention's backward", end("0.6 of the forward's rate", [](Assumptions& a) { a.backward_efficiency = 0.6; }),
       end("its rate", [](Assumptions& a) { a.backward_efficiency = 1; }));
   if (problem.config.moe.n_routed_experts > 0) {
@@ -167,7 +173,8 @@ std::vector<TrainRange> train_ranges(const TrainProblem& problem, const Assumpti
       a.link_overlap = overlap;
     };
   };
-  row(kAllOfTheLinks, end("best", links(1e-6, 1.25, 0.9)), end("worst", links(15e-6, 0.5, 0)));
+  row(kAllOfTheLinks, end("best", links(range.least_latency_s, range.most_bandwidth, 0.9)),
+      end("worst", links(range.most_latency_s, range.least_bandwidth, 0)));
   return rows;
 }
 

@@ -4,6 +4,7 @@
 // tools/tpla_study.py's. Thresholds of T4 and T8 were set before the first run on tiny-mla; that the larger model
 // decides T3's perplexities where tiny-mla can't separate them, and that T4 and T8 must hold on both, before the first
 // run on the larger one.
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -34,11 +35,15 @@ Claim not_recorded(Claim claim) {
   return without_recording(std::move(claim));
 }
 
-/// The recordings that this build carries, tiny-mla's first.
-std::vector<Studied> studied() {
+/// Models whose recordings this build carries with all of `needed`, tiny-mla first.
+std::vector<Studied> studied(const std::vector<TplaChoice>& needed) {
   std::vector<Studied> models;
   for (const Studied& model : {kTiny, kLarger}) {
-    if (!TplaRecording(model.recording).empty()) models.push_back(model);
+    const TplaRecording recorded(model.recording);
+    const auto has = [&](const TplaChoice& choice) {
+      return recorded.has(choice, "tpla", "decode") && recorded.has(choice, "tpla", "every-position");
+    };
+    if (!recorded.empty() && std::all_of(needed.begin(), needed.end(), has)) models.push_back(model);
   }
   return models;
 }
@@ -174,7 +179,7 @@ Claim tpla_perplexity(const ClaimsOptions&) {
                                    "look at tiny-mla, of the KL divergence from MLA on every model; {}",
                                    kConfiguration),
       .command = "isomer claims tpla --only T3"};
-  const std::vector<Studied> models = studied();
+  const std::vector<Studied> models = studied({{}});
   if (models.empty()) return not_recorded(std::move(claim));
   bool perplexities = false, divergences = true;
   for (const Studied& model : models) {
@@ -202,7 +207,7 @@ Claim tpla_ablation(const ClaimsOptions&) {
                                    "not stand in principal axes already; {}",
                                    kServes, kConfiguration),
       .command = "isomer claims tpla --only T4"};
-  const std::vector<Studied> models = studied();
+  const std::vector<Studied> models = studied({{.transform = "none"}, {.transform = "hadamard"}, {}});
   if (models.empty()) return not_recorded(std::move(claim));
   bool holds = true;
   claim.found = "of the KL without a transform: ";
@@ -223,7 +228,7 @@ Claim tpla_more_shards(const ClaimsOptions&) {
               .configuration = fmt::format("KL grows with g (2, 4, 8) beyond two standard errors, on every model, {}",
                                            kConfiguration),
               .command = "isomer claims tpla --only T8"};
-  const std::vector<Studied> models = studied();
+  const std::vector<Studied> models = studied({{}, {.shards = 4}, {.shards = 8}});
   if (models.empty()) return not_recorded(std::move(claim));
   bool holds = true;
   for (const Studied& model : models) {

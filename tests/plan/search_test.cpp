@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <ctime>
 #include <numeric>
 #include <stdexcept>
 
@@ -247,12 +248,17 @@ TEST(Search, RefusesNothingToSearch) {
 }
 
 TEST(Search, PricesAHundredThousandConfigurationsQuickly) {
+  const std::clock_t begin = std::clock();
   const DecodeSearch search = search_decode(r1_problem(4096), load_hardware("gb200-nvl72"), {});
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;  // of the processor
   EXPECT_GT(search.points.size(), 100000u);
   fmt::print("{} configurations examined, {} priced in {:.2f} s\n", search.examined, search.points.size(),
              search.seconds);
-  // The aim is two seconds (docs/planner.md has the figure measured); a loaded machine gets some slack.
-  EXPECT_LT(search.seconds, 20);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  EXPECT_LT(seconds, 40);
+#else
+  EXPECT_LT(seconds, 2);
+#endif
 }
 
 }  // namespace

@@ -22,9 +22,10 @@ struct LogitBlock {
 
 class ExactLatentScheme : public StepScheme {
  public:
-  explicit ExactLatentScheme(const SchemeArguments& a) : layout_(a.layout), shards_(a.comm, a.layout, a.config) {}
+  explicit ExactLatentScheme(const SchemeArguments& a)
+      : layout_(a.layout), config_(a.config), shards_(a.comm, a.layout, a.config) {}
 
-  WeightSplit explicit_split(int rank) const override { return even_split(layout_, rank, true); }
+  WeightSplit explicit_split(int rank) const override { return dealt_split(layout_, config_, rank); }
   WeightSplit absorbed_split(int) const override { return {}; }
 
   Tensor attention(RankContext& ctx, const DecodeBlock& block, const Tensor& x) const override {
@@ -41,6 +42,7 @@ class ExactLatentScheme : public StepScheme {
   Tensor attend(RankContext& ctx, const DecodeBlock& block, const Tensor& q) const;
 
   DecodeLayout layout_;
+  const ModelConfig& config_;
   LatentShards shards_;
 };
 

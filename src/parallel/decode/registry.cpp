@@ -105,6 +105,18 @@ std::string why_tpla_unfit(const DecodeShards& s, const ModelConfig& c, const Tp
   return {};
 }
 
+/// Every shard of a cut latent has all heads of its column in decode, and in prefill they are dealt as they go.
+std::string why_layout_heads_unfit(const DecodeShards& s, const ModelConfig& c) {
+  if (has_columns(s)) return why_columns_unfit(c, s.kvp, s.tpa);
+  const bool all_heads = s.scheme == DecodeScheme::tpla || s.scheme == DecodeScheme::exact_latent;
+  if (!all_heads || s.scatter_values) return why_heads_unfit(c, s.group());
+  if (s.group() > c.num_attention_heads) {
+    return fmt::format("{} ranks are more than the {} heads of {}, of which each prefills at least one", s.group(),
+                       c.num_attention_heads, c.name);
+  }
+  return why_heads_unfit(c, s.tpa / s.latent_shards);
+}
+
 bool same_split(const WeightSplit& a, const WeightSplit& b) {
   return a.head_parts == b.head_parts && a.head_part == b.head_part && a.split_kv_heads == b.split_kv_heads &&
          a.heads.has_value() == b.heads.has_value() &&
@@ -155,8 +167,7 @@ std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config
   if (std::string reason = why_latent_unfit(s, config); !reason.empty()) return reason;
   if (std::string reason = why_up_projection_unfit(s, config); !reason.empty()) return reason;
   if (std::string reason = why_tpla_unfit(s, config, tpla); !reason.empty()) return reason;
-  std::string reason_of_heads =
-      has_columns(s) ? why_columns_unfit(config, s.kvp, s.tpa) : why_heads_unfit(config, s.group());
+  std::string reason_of_heads = why_layout_heads_unfit(s, config);
   if (!reason_of_heads.empty()) return reason_of_heads;
   if (std::string reason = why_ffn_ranks_unfit(s, config); !reason.empty()) return reason;
   if (s.data_parallel > 1 && s.tpf > 1 && s.ep > 1) {
@@ -199,6 +210,12 @@ WeightSplit even_split(const DecodeLayout& layout, int rank, bool split_kv_heads
           .ffn_parts = s.group(),
           .ffn_part = rank,
           .expert_parts = s.ep};
+}
+
+WeightSplit dealt_split(const DecodeLayout& layout, const ModelConfig& config, int rank) {
+  WeightSplit split = even_split(layout, rank, true);
+  split.heads = column_heads_of(config, layout.shards.group(), rank);
+  return split;
 }
 
 CacheShards cache_shards_of(const DecodeLayout& layout) { return {layout.shards.kvp, layout.shards.chunk}; }

@@ -128,6 +128,8 @@ DecodeModel cut_model(const ModelConfig& config, const ModelWeights& weights, co
 
 /// All ranks share heads and FFN: part `rank` of the layout's. `split_kv_heads` as in WeightSplit.
 WeightSplit even_split(const DecodeLayout& layout, int rank, bool split_kv_heads);
+/// The same with heads dealt as they go, at least one to each rank (latent attention).
+WeightSplit dealt_split(const DecodeLayout& layout, const ModelConfig& config, int rank);
 
 // The factories, one a file.
 std::unique_ptr<StepScheme> make_tp(const SchemeArguments& arguments);

@@ -21,9 +21,9 @@ namespace {
 class TplaScheme : public StepScheme {
  public:
   explicit TplaScheme(const SchemeArguments& a)
-      : layout_(a.layout), tpla_(*a.tpla), shards_(a.comm, a.layout, a.config) {}
+      : layout_(a.layout), config_(a.config), tpla_(*a.tpla), shards_(a.comm, a.layout, a.config) {}
 
-  WeightSplit explicit_split(int rank) const override { return even_split(layout_, rank, true); }
+  WeightSplit explicit_split(int rank) const override { return dealt_split(layout_, config_, rank); }
   WeightSplit absorbed_split(int rank) const override {
     return {.head_parts = columns(), .head_part = rank / layout_.shards.latent_shards};
   }
@@ -48,6 +48,7 @@ class TplaScheme : public StepScheme {
   Tensor join_scattered(RankContext& ctx, const DecodeBlock& block, const Tensor& values, const Tensor& x) const;
 
   DecodeLayout layout_;
+  const ModelConfig& config_;
   const TplaModel& tpla_;
   LatentShards shards_;
 };
