@@ -58,7 +58,7 @@ std::vector<std::string> given_layouts(const DecodeCompareArguments& a, const Mo
 /// Tokens (bytes, where there is no tokenizer) of a text, a sequence after another, read again from its start at its
 /// end.
 std::vector<std::vector<std::int32_t>> prompts_of(const DecodeCompareArguments& a, const std::string& directory,
-                                                  const DecodeWorkload& w) {
+                                                  const DecodeWorkload& w, bool& repeated) {
   const std::string text = a.text_file.empty() ? std::string(default_text()) : load_text_bytes(a.text_file);
   std::vector<std::int32_t> ids;
   if (Tokenizer::is_at(directory)) {
@@ -72,6 +72,7 @@ std::vector<std::vector<std::int32_t>> prompts_of(const DecodeCompareArguments& 
   for (auto& prompt : prompts) {
     while (static_cast<std::int64_t>(prompt.size()) < w.context) prompt.push_back(ids[next++ % ids.size()]);
   }
+  repeated = next > ids.size();
   return prompts;
 }
 
@@ -106,7 +107,10 @@ DecodeCompareOptions options_of(const DecodeCompareArguments& a, const std::stri
   o.group.dry_run = a.dry_run;
   o.group.timeout_s = a.timeout_s;
   o.group.threads_per_rank = a.threads;
-  if (!a.link.empty()) o.group.link = parse_link(a.link);
+  if (!a.link.empty()) {
+    if (a.dry_run) invalid_argument("--link {}: a dry run takes no time; leave out one of the two", a.link);
+    o.group.link = parse_link(a.link);
+  }
   if (a.cache == "seeded" && !a.text_file.empty()) {
     invalid_argument("--text {}: seeded rows have no text; give --cache text", a.text_file);
   }
@@ -114,8 +118,10 @@ DecodeCompareOptions options_of(const DecodeCompareArguments& a, const std::stri
     invalid_argument("--cache text: a dry run caches nothing; leave out one of the two");
   o.cache_source = a.dry_run ? "shapes only" : "seeded rows";
   if (a.cache == "text") {
-    w.prompts = prompts_of(a, place, w);
+    bool repeated = false;
+    w.prompts = prompts_of(a, place, w, repeated);
     o.cache_source = a.text_file.empty() ? "the novel in data/text" : a.text_file;
+    if (repeated) o.cache_source += ", repeated";
   }
   if (!a.dry_run) check_memory(o);
   return o;
@@ -167,11 +173,12 @@ std::vector<std::string> row_of(const DecodeLayoutReport& l, std::int64_t batch)
   if (l.dry) return row;
   row.push_back(format_seconds(l.run.seconds()));
   row.emplace_back(l.run.virtual_clock ? "virtual" : "wall");
+  const DecodeMeasure& critical = l.run.critical();
   for (const char* part : {"attention", "exchange", "projections", "ffn", "router"}) {
-    const auto found = m.seconds_by_part.find(part);
-    row.push_back(found == m.seconds_by_part.end() ? "-" : format_seconds(found->second));
+    const auto found = critical.seconds_by_part.find(part);
+    row.push_back(found == critical.seconds_by_part.end() ? "-" : format_seconds(found->second));
   }
-  row.push_back(format_seconds(m.seconds_waiting));
+  row.push_back(format_seconds(critical.seconds_waiting));
   row.push_back(fmt::format("{:.1e}", l.max_logit_error));
   row.push_back(l.first_different_token < 0 ? "none" : fmt::format("{}", l.first_different_token));
   row.emplace_back(!l.exact ? "not exact" : l.within_bound() ? "within bound" : "OUTSIDE");
@@ -204,10 +211,16 @@ void print_report(const DecodeCompareReport& report) {
       "every rank.\n  messages: of that rank in a step.\n");
   if (dry) return;
   fmt::print(
-      "time/token: one step of all sequences, the median, of the slowest rank; the parts are of the rank that sends "
-      "most, in\n  its median step. errors: against one rank in float64; the bound is 3 × that of one rank's explicit "
+      "time/token: one step of all sequences, the median, of the slowest rank; the parts are of the rank that "
+      "waits least,\n  in its median step. errors: against one rank in float64; the bound is 3 × that of one rank's explicit "
       "form "
       "+ 8 ε·max|logit|.\n");
+  if (report.bound_says_little()) {
+    fmt::print(
+        "  note: one rank in {} is off by so much itself that the bound, {:.2g} of logits up to {:.2g}, says little of "
+        "exactness; --dtype f32 tells\n",
+        name_of(report.options.workload.dtype), report.layouts.front().bound, report.max_reference);
+  }
 }
 
 std::string dump_readme(const DecodeCompareOptions& o) {

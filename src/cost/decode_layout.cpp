@@ -103,6 +103,9 @@ void read_attention(const LayoutAxis& axis, AxisOptions& options, DecodeLayout& 
   if (s.scheme == DecodeScheme::helix) {
     s.gather_queries = options.word("q", "replicate", "gather");
     s.absorb_before = options.word("absorb", "after", "before");
+    if (s.absorb_before && !s.gather_queries) {
+      invalid_argument("helix: absorb=before: queries travel with q=gather alone; add it, or leave absorb out");
+    }
     s.gather_experts = options.word("experts", "all-reduce", "gather");
     layout.hop_b = !options.word("hopb", "on", "off");
   }

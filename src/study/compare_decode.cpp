@@ -299,6 +299,10 @@ bool DecodeCompareReport::good() const {
   return std::all_of(layouts.begin(), layouts.end(), [](const auto& l) { return l.good(); });
 }
 
+bool DecodeCompareReport::bound_says_little() const {
+  return std::any_of(layouts.begin(), layouts.end(), [&](const auto& l) { return l.bound > 0.1 * max_reference; });
+}
+
 double decode_step_bytes(const ModelConfig& c, const DecodeLayout& layout, int rank, std::int64_t batch,
                          std::int64_t context, std::int64_t element_bytes, const RoutedRows* routed) {
   const auto element = static_cast<double>(element_bytes);
@@ -352,7 +356,11 @@ std::vector<std::string> all_decode_layouts(const ModelConfig& config, int p) {
     if (latent) layouts.push_back(fmt::format("{},tpf={},ep=1,wuv=before", helix, p));
     layouts.push_back(fmt::format("{},tpf={},ep=1,hopb=off", helix, p));
   }
-  if (p > 1) layouts.insert(layouts.end(), {fmt::format("dp-ep:{}", p), fmt::format("pp:{}", p)});
+  if (p > 1) {
+    const bool cuts_columns = moe && config.moe.n_routed_experts % p != 0;
+    layouts.insert(layouts.end(), {fmt::format("dp-ep:{}{}", p, cuts_columns ? fmt::format(",tpf={}", p) : ""),
+                                   fmt::format("pp:{}", p)});
+  }
   return layouts;
 }
 

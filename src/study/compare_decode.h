@@ -44,6 +44,9 @@ struct DecodeCompareReport {
   std::vector<Omitted> omitted;
   double max_reference = 0;  // largest |logit|
   bool good() const;
+  /// Whether one rank in this dtype is off by so much itself that staying in the bound says little: a bound above a tenth
+  /// of the largest logit.
+  bool bound_says_little() const;
 };
 
 /// Every family and its variants on so many ranks, whether they fit or not.

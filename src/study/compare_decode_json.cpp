@@ -74,6 +74,7 @@ nlohmann::json to_json(const DecodeCompareReport& report) {
        {"backend", name_of(o.group.backend)},
        {"dry_run", o.group.dry_run},
        {"max_abs_reference", o.group.dry_run ? nlohmann::json() : nlohmann::json(report.max_reference)},
+       {"bound_says_little", !o.group.dry_run && report.bound_says_little()},
        {"link", o.group.link.emulated ? nlohmann::json{{"latency_s", o.group.link.latency_s},
                                                        {"bandwidth_bytes_per_s", o.group.link.bandwidth_bytes_per_s}}
                                       : nlohmann::json()},

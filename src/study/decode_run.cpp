@@ -258,6 +258,12 @@ const DecodeMeasure& DecodeRun::busiest() const {
                            [](const auto& a, const auto& b) { return a.bytes_sent() < b.bytes_sent(); });
 }
 
+const DecodeMeasure& DecodeRun::critical() const {
+  ISOMER_CHECK(!ranks.empty(), "the run has no measures here");
+  return *std::min_element(ranks.begin(), ranks.end(),
+                           [](const auto& a, const auto& b) { return a.seconds_waiting < b.seconds_waiting; });
+}
+
 DecodeRun run_decode(const DecodeWorkload& workload, const ModelWeights& weights, const DecodeRunOptions& options) {
   DecodeRun run;
   run.virtual_clock = clock_is_virtual(options.group);

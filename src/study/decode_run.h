@@ -50,6 +50,7 @@ struct DecodeRun {
   DecodeTokens chosen;                      // by the logits of each step: the greedy tokens
   double seconds() const;                   // of the slowest rank
   const DecodeMeasure& busiest() const;     // the rank that sends most
+  const DecodeMeasure& critical() const;    // the rank that waits least, for which the others wait
 };
 
 struct DecodeRunOptions {

@@ -175,7 +175,11 @@ std::string why_step_unfit(const DecodeLayout& layout, const ModelConfig& config
         "with sequences of their own ranks split the experts or the width, not both; take ep={} or tpf={}", s.devices(),
         s.devices());
   }
-  return why_ffn_unfit(config, s.tpf, s.ep);
+  std::string reason = why_ffn_unfit(config, s.tpf, s.ep);
+  if (!reason.empty() && s.data_parallel > 1 && s.ep > 1) {
+    reason += fmt::format(", or cut columns: dp-ep:{0},tpf={0}", s.devices());
+  }
+  return reason;
 }
 
 std::unique_ptr<StepScheme> make_step_scheme(const SchemeArguments& arguments) {
