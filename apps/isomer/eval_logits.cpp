@@ -11,7 +11,6 @@
 #include "infer/engine.h"
 #include "kernels/elementwise.h"
 #include "model/safetensors.h"
-#include "sharding/layout.h"
 
 namespace isomer {
 
@@ -54,7 +53,7 @@ int run_logits(const LogitsArguments& a, const CommandLine& command_line) {
     invalid_argument("--prefix {}: it goes with --mode decode; in prefill all positions are", a.prefix);
   }
   EngineOptions options{.config = model.config};
-  if (parse_layout(a.layout).axes.front().name == "tpla") options.tpla = find_tpla(model);
+  if (a.layout.find("tpla") != std::string::npos) options.tpla = find_tpla(model);
   options.layout = layout_for(a.layout, model.config, options.tpla.get());
   if (!a.cache_dtype.empty()) options.cache_dtype = parse_dtype(a.cache_dtype);
   options.cache_tokens = cache_tokens_for({&count, 1}, options.layout, options.page_tokens);

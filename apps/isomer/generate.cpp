@@ -93,14 +93,13 @@ std::int64_t cache_tokens_of(const GenerateArguments& a, const EngineOptions& op
   if (a.cache_tokens.empty()) return need;
   const std::int64_t given = parse_count("--cache-tokens", a.cache_tokens, 1, kMost);
   const CacheShards shards = cache_shards_of(options.layout);
-  if (pages_for(given, options.page_tokens, shards) >= cache_pages_for(lengths, options.layout, options.page_tokens)) {
-    return given;
-  }
+  const std::int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  const std::int64_t pages = cache_pages_for(lengths, options.layout, options.page_tokens);
+  if (given >= std::min(tokens, need) && pages_for(given, options.page_tokens, shards) >= pages) return given;
   invalid_argument(
       "--cache-tokens {}: the cache is too small: the prompts and what is asked for take {} tokens, a sequence whole "
       "pages of {}; give at least {}",
-      given, std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}), options.page_tokens * shards.num_slices,
-      need);
+      given, tokens, options.page_tokens * shards.num_slices, need);
 }
 
 EngineOptions engine_options(const GenerateArguments& a, const FoundModel& model,

@@ -38,9 +38,10 @@ std::shared_ptr<const TplaModel> find_tpla(const FoundModel& model) {
 }
 
 DecodeLayout layout_for(const std::string& asked, const ModelConfig& config, const TplaModel* tpla) {
+  if (tpla == nullptr) return parse_decode_layout(asked, config);
   Layout layout = parse_layout(asked);
   LayoutAxis& attention = layout.axes.front();
-  if (tpla != nullptr && attention.name == "tpla" && attention.size <= 0) {
+  if (attention.name == "tpla" && attention.size <= 0) {
     attention.options.try_emplace("g", fmt::format("{}", tpla->options.num_shards));
   }
   return complete_layout(parse_decode_layout(to_string(layout), config), tpla);

@@ -109,10 +109,11 @@ json report(const std::vector<Curve>& curves, const Remarks& remarks, const Opti
   return result;
 }
 
-/// The fitted curves, and those of the hardware that they are fitted beside for operations that the table lacks.
+/// The fitted curves, and the hardware's own for operations that the table lacks; not those that it takes from another.
 std::vector<Curve> with_kept(const std::vector<Curve>& curves, const Hardware& hardware,
                              std::vector<std::string>& kept) {
   std::vector<Curve> all = curves;
+  if (!hardware.curves_from.empty()) return all;
   for (const Curve& curve : hardware.curves->all()) {
     const auto same = [&](const Curve& fitted) { return fitted.label() == curve.label(); };
     if (std::any_of(curves.begin(), curves.end(), same)) continue;

@@ -124,20 +124,20 @@ TEST_F(ConvertProgram, HeadsThatRanksCannotShareOutAreEvaluatedOnOne) {
   write_model("odd", {{"num_attention_heads", 3}, {"num_key_value_heads", 3}});
   fs::copy_file(folder_.path() / "model/tokenizer.json", folder_.path() / "odd/tokenizer.json");
   const auto made =
-      run_isomer(fmt::format("convert tpla --model {} --calibrate {} --out {} --calibration-tokens 1K --window 64",
+      run_isomer(fmt::format("convert tpla --model {} --calibrate {} --out {} --shards 4 --calibration-tokens 1K --window 64",
                              at("odd"), at("text.txt"), at("odd-tpla")));
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  const std::string pair = "kl --base " + at("odd") + " --model " + at("odd-tpla") + " --layout tpla:g=2 ";
+  const std::string pair = "kl --base " + at("odd") + " --model " + at("odd-tpla") + " --layout tpla:g=4 ";
   const json prefill = evaluated(pair + "--mode prefill"), decode = evaluated(pair);
   EXPECT_EQ(decode["exact"], false);
   EXPECT_LT(prefill["mean_kl"].get<double>(), 0.1 * decode["mean_kl"].get<double>());  // rounding to bfloat16 alone
   const std::string perplexity =
       fmt::format("eval perplexity --model {} --data {} --window 64 --layout ", at("odd-tpla"), at("held-out.txt"));
-  const auto text = run_isomer(perplexity + "tpla:g=2");
-  EXPECT_THAT(text.out, HasSubstr("tpla:g=2,tp=1, 1 rank, NOT EXACT"));
+  const auto text = run_isomer(perplexity + "tpla:g=4");
+  EXPECT_THAT(text.out, HasSubstr("tpla:g=4,tp=1, 1 rank, NOT EXACT"));
   EXPECT_THAT(text.out, HasSubstr("one rank computes all shards in turn"));
-  expect_refused(perplexity + "tpla:g=3", {"converted for 2 shards"});
-  expect_refused(perplexity + "tpla:g=2 --dtype bf16", {"3 heads can't be spread over 2 ranks"});
+  expect_refused(perplexity + "tpla:g=2", {"converted for 4 shards"});
+  expect_refused(perplexity + "tpla:g=4 --dtype bf16", {"4 ranks are more than the 3 heads"});
   expect_refused(perplexity + "tp:2", {"3 heads can't be spread over 2 ranks"});
 }
 

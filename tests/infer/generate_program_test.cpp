@@ -82,6 +82,10 @@ TEST_F(GenerateProgram, RefusesWithAReason) {
   expect_refused(generate + "--prompt It --layout tp:2 --ranks 4", "--ranks 4: the layout tp:2 has 2");
   expect_refused(generate + "--prompt It --prompt ''", "--prompt (number 2) is empty");
   expect_refused(generate + "--prompt It --greedy --temperature 1", "--greedy with --temperature 1");
+  expect_refused(generate + "--prompt It --top-p 0.5", "--top-p 0.5: nothing is sampled at temperature 0");
+  // What it says to give is enough.
+  expect_refused(generate + "--prompt It --prompt truth --tokens 9 --cache-tokens 20", "give at least 128");
+  EXPECT_EQ(run_isomer(generate + "--prompt It --prompt truth --tokens 9 --cache-tokens 128").exit_code, 0);
   expect_refused("generate --prompt It --model deepseek-v3", "a built-in description has no weights");
 }
 
@@ -106,6 +110,13 @@ TEST_F(GenerateProgram, ConvertedCheckpointsDecodeUnderTpla) {
   EXPECT_LT(testing::max_relative_difference(part(sharded, 0, 6), part(exact, 0, 6)), 1e-4);
   EXPECT_GT(testing::max_relative_difference(part(sharded, 6, 10), part(exact, 6, 10)), 1e-3);
   const std::string generate = "generate --prompt It --tokens 5 --model ";
+  // Without g it is the checkpoint's; what is not exact says so.
+  const auto own = run_isomer(generate + at("converted") + " --layout tpla --json " + at("own.json"));
+  EXPECT_EQ(own.exit_code, 0) << own.err;
+  EXPECT_THAT(own.err, HasSubstr("NOT EXACT"));
+  EXPECT_EQ(nlohmann::json::parse(text_of(folder_.path() / "own.json"))["exact"], false);
+  const auto marked = Checkpoint::open(at("logits")).metadata();
+  EXPECT_EQ(marked.at("exact"), "false");
   const auto text = run_isomer(generate + at("converted") + " --prefill-layout tp:1 --layout tpla:g=2,wo=scatter");
   EXPECT_EQ(text.exit_code, 0) << text.err;
   expect_refused(generate + at("model") + " --layout tpla:g=2", "no side file of a conversion (tpla.json)");
@@ -128,6 +139,7 @@ TEST_F(GenerateProgram, LogitsOfIdsByPrefillAndByDecode) {
   EXPECT_LT(
       testing::max_relative_difference(testing::values_of(read("--mode decode --prefix 6 --layout tp:2")), expected),
       1e-4);
+  expect_refused(eval + "--out x --prefix 3", "--prefix 3: it goes with --mode decode");
   folder_.write("ids.txt", "3 400");
   expect_refused(eval + "--out x", "word 2 is '400', not a token id from 0 to 399");
   folder_.write("ids.txt", "3 4x");

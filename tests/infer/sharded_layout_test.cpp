@@ -115,6 +115,32 @@ TEST(ShardedLayouts, GiveWhatTheirReferenceSays) {
   }
 }
 
+// Every shard has all heads, and a prefill deals them as they go.
+TEST(ShardedLayouts, NeedNoNumberOfHeadsThatDivides) {
+  ModelConfig config = latent_config();
+  config.num_attention_heads = config.num_key_value_heads = 3;
+  const ModelWeights weights = noisy_weights(config, DType::f64);
+  const Ids ids = some_ids(kTokens);
+  const auto exact = reference_logits(config, ids);
+  for (const std::int64_t prefix : {0, 17}) {
+    const auto latent =
+        engine_logits({.layout = "exact-latent:2", .prompt = prefix, .prefill_chunk = 10}, config, weights, ids);
+    EXPECT_LT(max_relative_difference(latent, exact), 1e-11);
+    const TplaOptions options{.num_shards = 2};
+    const auto tpla = some_side_file(config, options);
+    const auto got = engine_logits({.layout = "tpla:g=2", .prompt = prefix, .prefill_chunk = 10, .tpla = tpla}, config,
+                                   weights, ids);
+    const auto expected = sharded_reference(config, ids, prefix, *tpla, LatentSharding::tpla);
+    EXPECT_LT(max_relative_difference(got, expected), 1e-11);
+  }
+  const auto side = some_side_file(config, {.num_shards = 4});
+  EXPECT_THAT(why_step_unfit(parse_decode_layout("tpla:g=4", config), config, side.get()),
+              HasSubstr("4 ranks are more than the 3 heads"));
+  EXPECT_THAT(why_step_unfit(parse_decode_layout("tpla:g=2,wo=scatter", config), config,
+                             some_side_file(config, {.num_shards = 2}).get()),
+              HasSubstr("3 heads"));
+}
+
 // One shard of all columns with κ = 1 is latent attention itself.
 TEST(ShardedLayouts, OneShardIsExact) {
   const ModelConfig config = latent_config();

@@ -115,6 +115,35 @@ TEST(CompareDecode, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(refused("--phase decode --layouts 'tp:2;tp:2'"), HasSubstr("given twice"));
   EXPECT_THAT(refused("--phase decode --context 1000M --batch 4096"), HasSubstr("take --dry-run"));
   EXPECT_THAT(refused("--phase decode --dry-run --cache text"), HasSubstr("caches nothing"));
+  EXPECT_THAT(refused("--phase decode --dry-run --link 5us,2GB/s"), HasSubstr("a dry run takes no time"));
+  EXPECT_THAT(refused("--phase decode --layouts helix:kvp=2,absorb=before"), HasSubstr("with q=gather alone"));
+  EXPECT_THAT(refused("--phase decode --layouts dp-ep:3 --batch 3"), HasSubstr("or cut columns: dp-ep:3,tpf=3"));
+}
+
+TEST(CompareDecode, SaysWhereItsBoundSaysLittle) {
+  DecodeCompareReport report{.max_reference = 10};
+  report.layouts = {{.bound = 0.9}, {.bound = 0.5}};
+  EXPECT_FALSE(report.bound_says_little());
+  report.layouts[1].bound = 1.1;
+  EXPECT_TRUE(report.bound_says_little());
+}
+
+TEST(CompareDecode, SaysThatAShortTextIsRepeated) {
+  const TempFolder folder;
+  folder.write("short.txt", "It is a truth");
+  const auto run = run_isomer(fmt::format(
+      "compare --phase decode --model tiny-mla --layouts tp:1 --context 64 --tokens 1 --cache text --text {}/short.txt",
+      folder.path().string()));
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("short.txt, repeated"));
+}
+
+/// What the root of medha does stands in its row, though its slices send more.
+TEST(CompareDecode, PartsAreOfTheRankThatOthersWaitFor) {
+  DecodeRun run;
+  run.ranks = {{.rank = 0, .seconds_waiting = 1}, {.rank = 1, .bytes_by_name = {{"x", 9}}, .seconds_waiting = 3}};
+  EXPECT_EQ(run.busiest().rank, 1);
+  EXPECT_EQ(run.critical().rank, 0);
 }
 
 TEST(CompareDecode, PassesOverBlanksAsTrainingDoes) {

@@ -59,6 +59,17 @@ TEST_F(PlanProgram, FitsAUsersTableAndValidatesIt) {
   EXPECT_LT(read("validate.out")["systems"][0]["operations"][0]["held_back"]["mean_error"].get<double>(), 0.02);
 }
 
+TEST_F(PlanProgram, AFitKeepsTheCurvesThatTheTableLacks) {
+  const auto fit = run_isomer(fmt::format("plan fit --table {} --hardware h200 --out {} --json {}", path("table.csv"),
+                                          path("mine.json"), path("fit.out")));
+  ASSERT_EQ(fit.exit_code, 0) << fit.err;
+  EXPECT_THAT(fit.out, HasSubstr("kept of h200: "));
+  const json kept = read("fit.out")["kept"];
+  EXPECT_EQ(read("mine.json")["curves"].size(), kept.size() + read("fit.out")["curves"].size());
+  EXPECT_GT(kept.size(), 10u);
+  for (const json& label : kept) EXPECT_NE(label, "gemm bf16") << "that is the table's";
+}
+
 TEST_F(PlanProgram, TheSameTableGivesTheSameFile) {
   for (const char* out : {"a.json", "b.json"}) {
     const auto fit =
@@ -218,6 +229,33 @@ TEST_F(PlanProgram, PlansSayWhatWasNotMeasuredAndWhatWasAssumed) {
   EXPECT_EQ(read("decode.json")["memory_limit_bytes"], 60e9);
   EXPECT_NEAR(read("decode.json")["assumptions"]["link_latency_s"].get<double>(), 5e-6, 1e-12);
   EXPECT_EQ(read("decode.json")["assumptions"]["link_bandwidth_factor"], 0.5);
+}
+
+TEST_F(PlanProgram, RefusalsNameTheNearestThatCanBe) {
+  // 63 = 7 · 9 is nearer to 64 than 70.
+  EXPECT_THAT(complaint_of("plan train --model minicpm3 --devices 7 --seq 16K"),
+              HasSubstr("the nearest that divides: 63 sequences a step"));
+  const std::string decode = "plan decode --model deepseek-r1 --hardware h200 --nodes 4 --precision fp8 --context 4K ";
+  EXPECT_THAT(complaint_of(decode + "--layouts dp-ep:3"), HasSubstr("; dp-ep:3: ep=3: 256 experts can't be spread"));
+  EXPECT_THAT(complaint_of(decode + "--layouts tp:7"), HasSubstr("; tp:7: 128 heads can't be spread over 7 ranks"));
+  EXPECT_THAT(complaint_of(decode + "--layouts tp:8,pp:2 --batch 7"), HasSubstr("take batches that 2 divides"));
+  EXPECT_THAT(complaint_of(decode + "--layouts 'kvp:8;kvp:8'"), HasSubstr("kvp:8 is named twice"));
+}
+
+TEST_F(PlanProgram, RangesLieAroundWhatTheUserAssumes) {
+  const std::string decode =
+      "plan decode --model deepseek-r1 --hardware gb200-nvl72 --context 64K --max-devices 8 "
+      "--precision fp4 --batch 8,8,64 --link-latency 60us --json " +
+      path("decode.json");
+  ASSERT_EQ(run_isomer(decode).exit_code, 0);
+  const json plan = read("decode.json");
+  for (const json& row : plan["sensitivity"]["rows"]) {
+    if (row["assumption"] != "link latency") continue;
+    EXPECT_EQ(row["ends"][0]["value"], "20 us");
+    EXPECT_EQ(row["ends"][1]["value"], "180 us");
+    return;
+  }
+  FAIL() << plan["sensitivity"].dump(1);
 }
 
 TEST_F(PlanProgram, HardwareWithoutCurvesIsNotSaidToBeChecked) {
