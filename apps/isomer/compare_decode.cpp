@@ -212,7 +212,8 @@ void print_report(const DecodeCompareReport& report) {
   if (dry) return;
   fmt::print(
       "time/token: one step of all sequences, the median, of the slowest rank; the parts are of the rank that "
-      "waits least,\n  in its median step. errors: against one rank in float64; the bound is 3 × that of one rank's explicit "
+      "waits least,\n  in its median step. errors: against one rank in float64; the bound is 3 × that of one rank's "
+      "explicit "
       "form "
       "+ 8 ε·max|logit|.\n");
   if (report.bound_says_little()) {

@@ -44,8 +44,8 @@ struct DecodeCompareReport {
   std::vector<Omitted> omitted;
   double max_reference = 0;  // largest |logit|
   bool good() const;
-  /// Whether one rank in this dtype is off by so much itself that staying in the bound says little: a bound above a tenth
-  /// of the largest logit.
+  /// Whether one rank in this dtype is off by so much itself that staying in the bound says little: a bound above a
+  /// tenth of the largest logit.
   bool bound_says_little() const;
 };
 
