@@ -96,7 +96,7 @@ struct TrainRun {
   std::function<RoutingSource(std::int64_t step, std::int64_t layer, int rank)> routing;
   std::function<void(std::int64_t step, std::int64_t layer, int rank, const Routing&)> routing_sink;
   std::shared_ptr<const ModelWeights> initial_weights;  // of a new run, in any dtype; null: drawn from the seed
-  std::function<void(ModelWeights&)> on_begin;  // studies: changes what a new run begins with, on every rank
+  std::function<void(ModelWeights&)> on_begin;          // studies: changes what a new run begins with, on every rank
   std::function<void(const Parameters& parameters)> on_end;  // studies: at rank 0, what it ends with
 };
 
