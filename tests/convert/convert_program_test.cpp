@@ -123,9 +123,9 @@ TEST_F(ConvertProgram, ModesOfPerplexity) {
 TEST_F(ConvertProgram, HeadsThatRanksCannotShareOutAreEvaluatedOnOne) {
   write_model("odd", {{"num_attention_heads", 3}, {"num_key_value_heads", 3}});
   fs::copy_file(folder_.path() / "model/tokenizer.json", folder_.path() / "odd/tokenizer.json");
-  const auto made =
-      run_isomer(fmt::format("convert tpla --model {} --calibrate {} --out {} --shards 4 --calibration-tokens 1K --window 64",
-                             at("odd"), at("text.txt"), at("odd-tpla")));
+  const auto made = run_isomer(
+      fmt::format("convert tpla --model {} --calibrate {} --out {} --shards 4 --calibration-tokens 1K --window 64",
+                  at("odd"), at("text.txt"), at("odd-tpla")));
   ASSERT_EQ(made.exit_code, 0) << made.err;
   const std::string pair = "kl --base " + at("odd") + " --model " + at("odd-tpla") + " --layout tpla:g=4 ";
   const json prefill = evaluated(pair + "--mode prefill"), decode = evaluated(pair);
