@@ -92,7 +92,8 @@ TEST(DecodeLayoutFit, SaysWhy) {
   EXPECT_EQ(unfit("helix:kvp=8,tpa=1,tpf=2,ep=2", r1()), Unfit::ffn_devices);  // N = KVP·TPA = TPF·EP
   EXPECT_EQ(unfit("tp:3", r1()), Unfit::heads);
   EXPECT_EQ(unfit("tpla:g=2", llama()), Unfit::attention_kind);
-  EXPECT_EQ(unfit("tpla:g=3,tp=1", r1()), Unfit::heads);
+  EXPECT_EQ(unfit("tpla:g=3,tp=1", r1()), Unfit::latent);  // every shard has all heads
+  EXPECT_EQ(unfit("tpla:g=2,tp=3", r1()), Unfit::heads);
   EXPECT_EQ(unfit("tpla:g=2,tp=1,m=511", r1()), Unfit::latent);
   EXPECT_EQ(unfit("tp:8,ep=8", llama()), Unfit::experts);
   EXPECT_EQ(unfit("tp:1,pp:64", r1()), Unfit::layers);
