@@ -66,7 +66,13 @@ ConfigText find_config_text(const std::string& name_or_path) {
 
 ModelConfig load_model_config(const std::string& name_or_path) {
   const ConfigText found = find_config_text(name_or_path);
-  return parse_model_config(parse_json(found.text, found.source), found.name);
+  const nlohmann::json json = parse_json(found.text, found.source);
+  if (!is_gguf_file(name_or_path)) return parse_model_config(json, found.name);
+  try {
+    return parse_model_config(json, found.name);
+  } catch (const std::exception& error) {  // which knows nothing of the file
+    throw Error(fmt::format("{}: by its metadata: {}", found.source, error.what()));
+  }
 }
 
 std::string load_model_config_text(const std::string& name_or_path) { return find_config_text(name_or_path).text; }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -301,6 +302,24 @@ TEST(Gguf, RefusesTensorsThatDoNotFitTogether) {
   expect_error([&] { open(lone); }, {"'blk.0.attn_v_b.weight' is missing"});
   lone.tensor("blk.0.attn_v_b.weight", 0, {2, 1, 2}, std::string(16, '\0'));
   expect_error([&] { open(lone); }, {"expected [heads, kv_lora_rank, n]"});
+}
+
+/// A size that no configuration takes is refused where it stands in the file, and what only the configuration as a
+/// whole tells, with the file's name.
+TEST(Gguf, RefusesConfigurationsWithTheirPlace) {
+  const TempFolder folder;
+  const auto patched = [&](const std::string& key, std::string_view value) {
+    std::ifstream in(golden_path("llama"), std::ios::binary);
+    std::string bytes((std::istreambuf_iterator<char>(in)), {});
+    const std::size_t at = bytes.find(key);
+    if (at == std::string::npos) throw std::runtime_error("no key " + key);
+    bytes.replace(at + key.size() + 4, value.size(), value);  // behind the type
+    return folder.write("x.gguf", bytes).string();
+  };
+  expect_error([&] { load_model_config(patched("llama.feed_forward_length", "\xff\xff\xff\x7f")); },
+               {"x.gguf", "at byte", "'llama.feed_forward_length': 2147483647", "16777216"});
+  expect_error([&] { load_model_config(patched("llama.attention.head_count_kv", std::string_view("\3\0\0\0", 4))); },
+               {"x.gguf: by its metadata: "});
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kMax = std::int64_t{1} << 32;
+constexpr std::int64_t kMaxSize = 1 << 24;  // of a configuration (parse_model_config)
 
 /// Metadata under the architecture's prefix.
 class Keys {
@@ -27,6 +28,8 @@ class Keys {
   std::string key(std::string_view name) const { return fmt::format("{}.{}", architecture_, name); }
   bool has(std::string_view name) const { return header_.has(key(name)); }
   std::int64_t integer(std::string_view name) const { return header_.integer(key(name), 1, kMax); }
+  /// A width, or a number of layers or heads.
+  std::int64_t size(std::string_view name) const { return header_.integer(key(name), 1, kMaxSize); }
   std::int64_t integer_or(std::string_view name, std::int64_t absent) const {
     return header_.integer_or(key(name), 0, kMax, absent);
   }
@@ -58,10 +61,10 @@ void add_sizes(const Keys& keys, Json& config) {
     keys.wrong("vocab_size", fmt::format("token_embd.weight has {} rows", vocabulary));
   }
   config["vocab_size"] = vocabulary;
-  config["hidden_size"] = keys.integer("embedding_length");
-  config["intermediate_size"] = keys.integer("feed_forward_length");
-  config["num_hidden_layers"] = keys.integer("block_count");
-  config["num_attention_heads"] = keys.integer("attention.head_count");
+  config["hidden_size"] = keys.size("embedding_length");
+  config["intermediate_size"] = keys.size("feed_forward_length");
+  config["num_hidden_layers"] = keys.size("block_count");
+  config["num_attention_heads"] = keys.size("attention.head_count");
   config["max_position_embeddings"] = keys.integer("context_length");
   config["rms_norm_eps"] = keys.number_or("attention.layer_norm_rms_epsilon", 1e-6);
   config["hidden_act"] = "silu";
@@ -131,7 +134,7 @@ Json llama_config(const Keys& keys) {
   Json config = {{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"}};
   add_sizes(keys, config);
   if (keys.integer_or("expert_count", 0) > 0) keys.wrong("expert_count", "Llama with experts is not supported");
-  const auto heads = keys.integer("attention.head_count"), hidden = keys.integer("embedding_length");
+  const auto heads = keys.size("attention.head_count"), hidden = keys.size("embedding_length");
   if (!keys.has("attention.key_length") && hidden % heads != 0) {
     keys.wrong("embedding_length", fmt::format("{}: expected a multiple of the {} heads", hidden, heads));
   }
@@ -178,7 +181,7 @@ Json deepseek_config(const Keys& keys) {
       keys.integer(keys.has("attention.value_length_mla") ? "attention.value_length_mla" : "attention.value_length");
   const auto rope = keys.integer_or("rope.dimension_count", 0);
   if (rope >= head) keys.wrong("rope.dimension_count", fmt::format("{}: a head has {} in all", rope, head));
-  config["num_key_value_heads"] = keys.integer("attention.head_count");
+  config["num_key_value_heads"] = keys.size("attention.head_count");
   if (keys.has("attention.q_lora_rank")) {
     config["q_lora_rank"] = keys.integer("attention.q_lora_rank");
   } else {
