@@ -42,7 +42,7 @@ void try_writing(const std::string& option, const std::string& file) {
   const fs::path target = target_of(file);
   if (!fs::exists(target, code) || fs::is_regular_file(target, code)) {  // written beside it, then renamed
     const fs::path folder = folder_of(target);
-    std::string probe = (folder / ".isomer-XXXXXX").string();
+    std::string probe = (folder / (".isomer-" + std::string(6, 'X'))).string();  // mkstemp's pattern, which it fills in
     const int descriptor = mkstemp(probe.data());
     if (descriptor < 0) {
       const std::string why = std::strerror(errno);

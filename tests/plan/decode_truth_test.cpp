@@ -4,12 +4,11 @@
 // again on the rows that come in.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "plan/decode_cut.h"
 #include "plan/decode_enumerate.h"
 #include "plan/decode_operations.h"
 #include "plan/hardware.h"
+#include "plan/random_choice.h"
 #include "study/compare_decode.h"
 
 namespace isomer {
@@ -254,22 +253,6 @@ void expect_one_truth(const Case& c) {
 
   expect_same_exchanges(c, counted, p);
 }
-
-class Random {
- public:
-  explicit Random(unsigned seed) : generator_(seed) {}
-  std::int64_t between(std::int64_t low, std::int64_t high) {
-    return std::uniform_int_distribution<std::int64_t>(low, high)(generator_);
-  }
-  bool coin() { return between(0, 1) == 1; }
-  template <class T>
-  const T& one_of(const std::vector<T>& list) {
-    return list[static_cast<std::size_t>(between(0, std::ssize(list) - 1))];
-  }
-
- private:
-  std::mt19937 generator_;
-};
 
 constexpr int kMostDevices = 8;
 

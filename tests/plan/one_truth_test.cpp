@@ -2,11 +2,10 @@
 // every rank: bytes by phase, messages, FLOPs by phase, saved bytes, and what stands in the core's backward.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "cost/scheme_bytes.h"
 #include "cost/scheme_work.h"
 #include "parallel/sequence/scheme.h"
+#include "plan/random_choice.h"
 #include "sharding/sequence_layout.h"
 #include "study/block_run.h"
 
@@ -76,18 +75,6 @@ BlockRun expect_one_truth(const Case& c) {
   }
   return run;
 }
-
-class Random {
- public:
-  explicit Random(unsigned seed) : generator_(seed) {}
-  std::int64_t between(std::int64_t low, std::int64_t high) {
-    return std::uniform_int_distribution<std::int64_t>(low, high)(generator_);
-  }
-  bool coin() { return between(0, 1) == 1; }
-
- private:
-  std::mt19937 generator_;
-};
 
 ModelConfig random_config(Random& random, int inner, AttentionKind attention) {
   ModelConfig c;
